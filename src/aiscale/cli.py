@@ -156,9 +156,7 @@ def _train(args: argparse.Namespace) -> int:
     _check_memory(run)
     if args.nproc is not None:
         return _train_here(args, run)
-    from aiscale.distributed import end_now
     from aiscale.train import AlreadyTrained, fit
-    from aiscale.train.saving import writing
 
     # All ranks agree: none writes this file before all have connected.
     resume = args.resume or (args.resume_if_any and (Path(args.runs_dir) / run.name / "run.json").exists())
@@ -168,9 +166,6 @@ def _train(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:  # the second: nobody waits for the checkpoint that is being written
         if os.environ.get("RANK", "0") == "0":
             _clear(args, run)
-        if writing():  # its thread would abort Python's own end
-            print("aiscale: interrupted", file=sys.stderr)
-            end_now(INTERRUPTED)
         raise
     except AlreadyTrained as done:
         if not args.resume_if_any:

@@ -1,6 +1,6 @@
 """Saves and loads checkpoints with torch's distributed checkpoint (DCP); a folder is either complete or absent.
 
-    save(engine, "runs/laptop/checkpoints", step=100)      # train.saving does it while training goes on
+    save(engine, "runs/laptop/checkpoints", step=100)
     step = load(engine, newest_good("runs/laptop/checkpoints", world))      # of train.saving
 
 A checkpoint is written to a hidden temporary folder, each rank flushes its files to the disk, and the folder is
@@ -20,7 +20,7 @@ import os
 import pkgutil
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -29,7 +29,6 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from aiscale.checkpoint import integrity
-from aiscale.checkpoint.staging import Staging
 from aiscale.config import Run
 from aiscale.distributed import PeerError, World, alike
 
@@ -57,9 +56,8 @@ class Saveable(Protocol):
 
     def load(self, state: dict) -> None: ...
 
-    def write_later(self, folder: Path, staging: Staging | None) -> Callable[[], None]:
-        """Copy the state now (without `staging` it will not change); the returned function writes and flushes it, from
-        any thread and without a collective. All ranks call both; not for DCP."""
+    def write(self, folder: Path) -> None:
+        """Write and flush this rank's files; an error of one rank is raised on all. Not for DCP."""
 
     def read(self, folder: Path, note: dict) -> None:
         """Load what was written, or raise CheckpointError before anything is changed. Not for DCP."""
@@ -69,63 +67,26 @@ class CheckpointError(RuntimeError):
     """A checkpoint cannot be read or written; the message is one line that says what to do."""
 
 
-def save(engine: Saveable, folder: str | Path, **facts) -> Path:
-    """Write the engine's state now. All ranks call it, with the arguments of `prepare`."""
-    with quiet():
-        return prepare(engine, folder, **facts)(engine.world)
-
-
-def prepare(
-    engine: Saveable,
-    folder: str | Path,
-    *,
-    step: int,
-    keep: int = 2,
-    run_id: str | None = None,
-    staging: Staging | None = None,
-) -> Callable[[World], Path]:
-    """Begin to save the state after `step` optimizer steps; returns a function of a world that writes it. The newest
-    `keep` checkpoints of this run in `folder` stay.
-
-    With `staging` the state is copied to host memory: training may go on while any thread calls that function with
-    `world.apart()`. Without, call it before anything changes.
-    """
+def save(engine: Saveable, folder: str | Path, *, step: int, keep: int = 2, run_id: str | None = None) -> Path:
+    """Write the engine's state after `step` optimizer steps. All ranks call it. The newest `keep` checkpoints of this
+    run in `folder` stay."""
     folder, world = Path(folder), engine.world
     final = folder / f"step_{step:08d}"
     partial = folder / f".step_{step:08d}.partial"
-    with _written_or_gone(final, partial, world):
+    with quiet(), _written_or_gone(final, partial, world):
         world.from_rank0(lambda: _start(partial))
         with world.control():
-            fill = _filling(engine, partial, staging)
-        about = _note(engine, step) | {"run_id": run_id}
-
-    def write(world: World) -> Path:
-        with _written_or_gone(final, partial, world):
-            with world.control():
-                fill(world)
-            world.barrier()  # all ranks have finished their files
-            mine = integrity.files(partial)[world.rank :: world.size]
-            prints = world.gather(world.together(lambda: integrity.fingerprints(partial, mine)))
-            note = about | {"files": {name: print_ for part in prints for name, print_ in part.items()}}
-            world.from_rank0(lambda: _finish(partial, final, integrity.seal(note), keep))
-        return final
-
-    return write
-
-
-def _filling(engine: Saveable, partial: Path, staging: Staging | None) -> Callable[[World], None]:
-    """A function that fills the empty folder, called on every rank."""
-    if engine.checkpoint_format != "dcp":
-        finish = engine.write_later(partial, staging)
-        return lambda world: world.together(finish)
-    state = engine.state() if staging is None else staging.of(engine.state())
-
-    def fill(world: World) -> None:
-        # In a thread even a world of one has a group, or torch would warn.
-        alone = world.group is None and world.size == 1
-        dcp.save(state, checkpoint_id=partial, process_group=world.group, no_dist=alone)
-
-    return fill
+            if engine.checkpoint_format == "dcp":
+                dcp.save(engine.state(), checkpoint_id=partial, no_dist=world.size == 1)
+            else:
+                engine.write(partial)
+        world.barrier()  # all ranks have finished their files
+        mine = integrity.files(partial)[world.rank :: world.size]
+        prints = world.gather(world.together(lambda: integrity.fingerprints(partial, mine)))
+        files = {name: print_ for part in prints for name, print_ in part.items()}
+        note = {**_note(engine, step), "run_id": run_id, "files": files}
+        world.from_rank0(lambda: _finish(partial, final, integrity.seal(note), keep))
+    return final
 
 
 @contextmanager

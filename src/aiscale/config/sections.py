@@ -158,7 +158,6 @@ class LoopConfig:
     checkpoint_minutes: float = 0.0  #: longest time between checkpoints; 0: no limit
     keep_checkpoints: int = 2  #: the number of newest checkpoints to keep on disk
     save_last: bool = True  #: save a checkpoint after the last step; a run that is stopped early always does
-    async_checkpoint: bool = True  #: write them during training, from a copy in host memory
     hang_timeout_s: float = 240.0  #: a longer collective ends the job and names the rank it waits for; 0: never
     seed: int = 1337  #: of the initial weights
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -9,7 +9,6 @@ CPU, NCCL or RCCL on GPUs.
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import os
 import pickle
@@ -51,7 +50,6 @@ class World:
     link: Link = field(default_factory=Link)  #: to the other ranks; may be slowed
     processes: list[tuple[str, int]] = field(default_factory=list)  #: (host, process id) of every rank
     store: dist.Store | None = field(default=None, repr=False)  #: the rendezvous store
-    group: dist.ProcessGroup | None = None  #: used by the methods below; None: torch's default
 
     @property
     def is_main(self) -> bool:
@@ -70,14 +68,14 @@ class World:
         # NCCL would guess the device from the rank, and hang if the guess is wrong.
         devices = [self.device.index] if self.backend == "nccl" else None
         with self.control():
-            dist.barrier(group=self.group, device_ids=devices)
+            dist.barrier(device_ids=devices)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's `value`, in rank order, on every rank."""
         values = [value] * self.size
         if self.size > 1:
             with self.control():
-                dist.all_gather_object(values, value, group=self.group)
+                dist.all_gather_object(values, value)
         return values
 
     def together(self, make: Callable[[], Any]) -> Any:
@@ -111,7 +109,7 @@ class World:
                 parcel = [(None, _portable(error))]
         with self.control():
             # Goes over the CPU: every group has a gloo backend there.
-            dist.broadcast_object_list(parcel, src=0, group=self.group)
+            dist.broadcast_object_list(parcel, src=0)
         result, error = parcel[0]
         if error is not None:
             raise alike(error)
@@ -126,20 +124,8 @@ class World:
             return value
         total = torch.tensor([value], dtype=torch.float64, device=self.device)
         with self.control():
-            dist.all_reduce(total, group=self.group)
+            dist.all_reduce(total)
         return total.item()
-
-    @contextmanager
-    def apart(self) -> Iterator[World]:
-        """The same ranks over a separate gloo group, for a thread whose messages must not mix with training's.
-        All ranks enter and leave together. Its traffic is not counted."""
-        with _greetings_aside():
-            group = dist.new_group(backend="gloo", group_desc="apart")
-        try:
-            yield dataclasses.replace(self, group=group, traffic=Traffic(), device=torch.device("cpu"), backend="gloo")
-        finally:
-            if dist.is_initialized():
-                dist.destroy_process_group(group)
 
     def gone(self, timeout_s: float = 1.0) -> list[int]:
         """The ranks on this host whose process has ended; waits up to `timeout_s` for the first."""

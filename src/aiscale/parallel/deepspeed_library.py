@@ -22,7 +22,6 @@ from unittest.mock import patch
 import torch
 
 from aiscale.checkpoint import flush
-from aiscale.checkpoint.staging import Staging
 from aiscale.distributed import World
 
 
@@ -72,27 +71,24 @@ def quiet() -> Iterator[None]:
 
 
 class DelayedFiles:
-    """A DeepSpeed checkpoint engine that defers writing to `write()`, which also flushes. With `staging` the content is
-    copied at save(); without it, nothing may change before write()."""
+    """A DeepSpeed checkpoint engine that defers writing to `write()`, which also flushes."""
 
-    def __init__(self, real, staging: Staging | None) -> None:
-        self.real, self.staging = real, staging
+    def __init__(self, real) -> None:
+        self.real = real
         self._writing: list[Callable[[], None]] = []
 
     def __getattr__(self, name: str):
         return getattr(self.real, name)
 
     def save(self, state_dict: dict, path: str) -> None:
-        content = self.staging.of(state_dict, part=Path(path).name) if self.staging else state_dict
-
         def write() -> None:
-            self.real.save(content, path)
+            self.real.save(state_dict, path)
             flush(Path(path))
 
         self._writing.append(write)
 
     def write(self) -> None:
-        """Write the files; any thread may call it."""
+        """Write the files."""
         for each in self._writing:
             each()
 

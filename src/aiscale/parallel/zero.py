@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import math
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,7 +32,6 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from aiscale import cost
 from aiscale.checkpoint import CheckpointError
-from aiscale.checkpoint.staging import Staging
 from aiscale.config import ConfigError, Run
 from aiscale.distributed import World
 from aiscale.meter import held_bytes
@@ -239,12 +238,12 @@ class ZeROEngine(Engine):
         """Not supported: `read` loads DeepSpeed's files."""
         raise ConfigError("DeepSpeed reads its shards itself: use checkpoint.load")
 
-    def write_later(self, folder: Path, staging: Staging | None) -> Callable[[], None]:
-        """Run DeepSpeed's save_checkpoint for `folder`; the returned function writes the files."""
-        delayed = DelayedFiles(self.engine.checkpoint_engine, staging)
+    def write(self, folder: Path) -> None:
+        """DeepSpeed's save_checkpoint into `folder`. Collective."""
+        delayed = DelayedFiles(self.engine.checkpoint_engine)
         with delayed.instead(self.engine), calling(self.world):
             self.engine.save_checkpoint(str(folder), tag=_TAG)
-        return delayed.write
+        self.world.together(delayed.write)
 
     def read(self, folder: Path, note: dict) -> None:
         """DeepSpeed's load_checkpoint from `folder`. Collective. Raises CheckpointError for damaged files or another

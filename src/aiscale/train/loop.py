@@ -29,7 +29,7 @@ from aiscale.model.build import count_parameters
 from aiscale.optim import lr_at
 from aiscale.parallel import StepResult, build
 from aiscale.train.records import Records, RunFolderError
-from aiscale.train.saving import Saver, newest_good
+from aiscale.train.saving import newest_good
 
 
 class AlreadyTrained(ConfigError):
@@ -125,9 +125,8 @@ class _Training:
     def _train(self) -> Result:
         run, world, engine, loop = self.run, self.world, self.engine, self.run.loop
         result, last_finite, started = Result(path=self.path), None, time.perf_counter()
-        saver = Saver(engine, self.path / "checkpoints", run_id=self.run_id, note=self.note_saved)
         saved_s = time.monotonic()
-        with _setting(self.stop, signal.SIGINT, signal.SIGTERM), self._bar() as bar, saver:
+        with _setting(self.stop, signal.SIGINT, signal.SIGTERM), self._bar() as bar:
             for step in range(self.first_step, self.total_steps):
                 world.traffic.progress.step = step + 1
                 micro_batches = self.batches.share(step, engine.data_rank, engine.data_world, self.n_micro)
@@ -144,28 +143,33 @@ class _Training:
                 bar.update()
                 if loop.eval_every and done % loop.eval_every == 0 and done < self.total_steps:
                     self._evaluate(done, result)
-                # A signal, or a failed write, is seen by ranks at different steps: agree.
-                if world.any(self.stop.is_set() or saver.failed):
-                    saver.finish()
+                if world.any(self.stop.is_set()):  # ranks see a signal at different steps
                     result.stopped = done < self.total_steps
                     break
                 due = bool(loop.checkpoint_every) and done % loop.checkpoint_every == 0
                 if loop.checkpoint_minutes and not due:  # the same on all ranks: rank 0's clock counts
                     due = world.any(world.is_main and time.monotonic() - saved_s >= 60 * loop.checkpoint_minutes)
                 if due and done < self.total_steps:
-                    saver.save(done)
+                    self._save(done)
                     saved_s = time.monotonic()
             done = self.first_step + len(result.losses)
             # Do not evaluate a run that was told to stop: it may be killed soon.
             if not result.stopped and not any(step == done for step, _ in result.val_losses):
                 self._evaluate(done, result)
             if loop.save_last or result.stopped:
-                saver.save(done, wait=True)
-            if result.stopped:
-                saver.note_stop()
+                self._save(done)
+            if result.stopped and self.note_saved and world.is_main:
+                with open(self.note_saved, "a") as file:
+                    file.write("stopped\n")
         del bar  # a late Ctrl-C would be lost in its __del__
         self._summarize(result, done, time.perf_counter() - started)
         return result
+
+    def _save(self, step: int) -> None:
+        facts = {"step": step, "keep": self.run.loop.keep_checkpoints, "run_id": self.run_id}
+        written = checkpoint.save(self.engine, self.path / "checkpoints", **facts)
+        if self.note_saved and self.world.is_main:
+            Path(self.note_saved).write_text(f"{written}\n")
 
     def _claim_folder(self, overwrite: bool) -> str:
         self.records = Records.open(self.path, overwrite=overwrite)

@@ -1,13 +1,4 @@
-"""Saves checkpoints while training goes on, and finds the checkpoint to resume from.
-
-    with Saver(engine, path / "checkpoints", run_id=records.run_id) as saver:
-        saver.save(step)                # returns when the state has been copied; a thread writes it
-        if world.any(saver.failed):     # between steps: a failed write ends the run on all ranks
-            saver.finish()
-        saver.save(step, wait=True)
-
-One checkpoint is written at a time: the next `save` waits for it. If a node has no memory for a copy of its ranks'
-states, set loop.async_checkpoint=false.
+"""Finds the checkpoint to resume from.
 
     path = newest_good("runs/laptop/checkpoints", world, run_id=records.run_id)
 
@@ -19,105 +10,12 @@ steps, and changing the strategy loses nothing.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from aiscale import checkpoint
 from aiscale.checkpoint import NOTE, CheckpointError, integrity, read_note
-from aiscale.checkpoint.staging import Staging
-from aiscale.checkpoint.store import of_another_run, quiet
+from aiscale.checkpoint.store import of_another_run
 from aiscale.distributed import World, alike
-from aiscale.parallel import Engine
-
-
-class Saver:
-    """Writes an engine's checkpoints into a folder. All ranks make one, and call each method together."""
-
-    def __init__(
-        self, engine: Engine, folder: Path, *, run_id: str | None = None, note: str | Path | None = None
-    ) -> None:
-        self.engine, self.folder, self.note = engine, folder, note
-        self._facts = {"keep": engine.run.loop.keep_checkpoints, "run_id": run_id}
-        self._writing: _Writing | None = None
-        self._apart: World | None = None
-        self._staging = Staging()
-        self._closing = ExitStack()
-
-    def __enter__(self) -> Saver:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace) -> None:
-        """Wait for the write, unless the run was interrupted. An error of the run hides the write's."""
-        if kind is not None and not issubclass(kind, Exception):
-            self._closing.pop_all()  # interrupted: the thread may still use the group
-            return
-        with self._closing, suppress(*[Exception] if error else []):
-            self.finish()
-
-    @property
-    def failed(self) -> bool:
-        """Whether the write has failed on this rank; `finish` raises the error."""
-        return self._writing is not None and self._writing.error is not None
-
-    def save(self, step: int, *, wait: bool = False) -> None:
-        """Save the state after `step` steps; with `wait` it is on the disk when this returns."""
-        self.finish()
-        if self._apart is None:
-            # For a write with `wait`, too: ranks may wait for each other's disks longer than the watchdog allows for a
-            # collective. This group's timeout is half an hour.
-            self._apart = self._closing.enter_context(self.engine.world.apart())
-            self._closing.enter_context(quiet())  # here, because warning filters are not thread-safe
-        background = self.engine.run.loop.async_checkpoint and not wait
-        facts = {**self._facts, "step": step, "staging": self._staging if background else None}
-        write = checkpoint.prepare(self.engine, self.folder, **facts)
-        if background:
-            self._writing = _Writing(lambda: self._note(write(self._apart)))
-        else:
-            self._note(write(self._apart))
-
-    def note_stop(self) -> None:
-        """Append `stopped` to that file: the run was told to stop, and has."""
-        if self.note and self.engine.world.is_main:
-            with open(self.note, "a") as file:
-                file.write("stopped\n")
-
-    def _note(self, written: Path) -> None:
-        """Write the path of the completed checkpoint to `note_saved`."""
-        if self.note and self.engine.world.is_main:
-            Path(self.note).write_text(f"{written}\n")
-
-    def finish(self) -> None:
-        """Wait for the write; raises its error, on all ranks alike."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.join()
-            if writing.error is not None:
-                raise writing.error
-
-
-class _Writing(threading.Thread):
-    """A thread that writes one checkpoint."""
-
-    def __init__(self, write) -> None:
-        super().__init__(name="aiscale checkpoint", daemon=True)  # an interrupted rank does not wait for it
-        self.error: BaseException | None = None
-        self._write = write
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._write()
-        except BaseException as error:
-            self.error = error
-        finally:
-            del self._write  # frees the state
-
-
-def writing() -> bool:
-    """Whether a thread of this process writes a checkpoint."""
-    return any(isinstance(thread, _Writing) for thread in threading.enumerate())
 
 
 def newest_good(

@@ -24,7 +24,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from aiscale.checkpoint import CheckpointError
-from aiscale.checkpoint.staging import Staging
 from aiscale.config import ConfigError, Run
 from aiscale.config.errors import require
 from aiscale.distributed import World
@@ -224,12 +223,11 @@ class MegatronEngine(Engine):
                 for chunk in self.chunks:
                     chunk.start_param_sync()
 
-    def write_later(self, folder: Path, staging: Staging | None) -> Callable[[], None]:
-        """Copy the shards that only this rank writes; the returned function writes them to one file."""
+    def write(self, folder: Path) -> None:
+        """Write the shards that only this rank writes to one file."""
         facts = {"rank": self.world.rank, "grid": self.grid, "model": self.run.model}
-        staging = staging or Staging()  # always copied: torch would save the whole buffer behind a view
-        content = staging.of(shards.content(self._written(), **facts, optimizer=self.run.optimizer.name))
-        return lambda: shards.write(folder, content)
+        content = shards.content(self._written(), **facts, optimizer=self.run.optimizer.name)
+        self.world.together(lambda: shards.write(folder, content))
 
     def read(self, folder: Path, note: dict) -> None:
         saved = self.world.together(lambda: self._open(folder))

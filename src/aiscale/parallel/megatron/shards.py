@@ -62,11 +62,11 @@ def content(shards: Iterable[Shard], *, rank: int, grid: Grid, model: ModelConfi
     """The content of this rank's file: masters, moments and step counts of its shards."""
     entries = []
     for shard in shards:
-        tensors = {"weight": shard.main.detach().reshape(-1)}
+        tensors = {"weight": _copy(shard.main)}
         counts = {}
         for key, value in shard.state.items():
             if torch.is_tensor(value) and value.numel() == shard.main.numel() and key != "step":
-                tensors[key] = value.reshape(-1)
+                tensors[key] = _copy(value)
             elif value is not None:
                 counts[key] = float(value)
         where = {"stage": shard.stage, "name": shard.name, "start": shard.start, "end": shard.end}
@@ -78,6 +78,11 @@ def content(shards: Iterable[Shard], *, rank: int, grid: Grid, model: ModelConfi
         "optimizer": optimizer,
         "entries": entries,
     }
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """Flat, in memory of its own: torch would save the whole buffer behind a view."""
+    return tensor.detach().reshape(-1).to("cpu", copy=True)
 
 
 def write(folder: Path, content: dict) -> None:
