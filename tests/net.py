@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from aiscale.processes import network_namespace
+
+@functools.cache
+def network_namespace() -> tuple[list[str], str]:
+    """(command that runs a program in a new network namespace, ""), or ([], why there is none)."""
+    why = "no unshare here"
+    for command in (["unshare", "--net"], ["unshare", "--map-root-user", "--net"]):
+        if not shutil.which("unshare"):
+            break
+        done = subprocess.run([*command, "true"], capture_output=True, text=True, timeout=20)
+        if done.returncode == 0:
+            return command, ""
+        why = f"network namespaces are not allowed here: {done.stderr.strip()}"
+    return [], why
+
 
 RANK = """
 import os, time, torch, torch.distributed as dist

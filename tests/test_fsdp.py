@@ -1,4 +1,4 @@
-"""FSDP: serial losses in every variant, exact bytes sent and held, prefetch, checkpoints for other world sizes."""
+"""FSDP: serial losses in every variant, exact bytes sent and held, checkpoints for other world sizes."""
 
 import json
 
@@ -48,7 +48,7 @@ for settings, n_micro in CASES:
 @pytest.mark.parametrize(
     ("n", "cases"),
     [
-        (2, [(("parallel.prefetch=0", "optimizer.name=sgd"), 1), (("parallel.prefetch=2", KEPT, RECOMPUTED), 2)]),
+        (2, [(("optimizer.name=sgd",), 1), ((KEPT, RECOMPUTED), 2)]),
         pytest.param(4, [(("parallel.replicas=4", *LLAMA, RECOMPUTED), 1)], marks=pytest.mark.extended),
     ],
 )
@@ -79,38 +79,8 @@ for model in ((), {LLAMA!r}):
         assert masters == ["torch.float32"]
 
 
-ORDER = """
-for ahead in (0, 1, 2):
-    engine = make(f"parallel.prefetch={ahead}")
-    order, count = [], world.traffic.add
-    for i, block in enumerate(engine.model.blocks):
-        block.mlp.register_forward_hook(lambda *_, i=i: order.append(f"forward {i}"))
-        block.attn.register_full_backward_hook(lambda *_, i=i: order.append(f"backward {i}"))
-    def add(op, *rest):
-        if op == "all_gather":
-            order.append("gather")
-        count(op, *rest)
-    world.traffic.add = add
-    train(engine, 0, 1, 1)
-    world.traffic.add = count
-    if world.is_main:
-        say(json.dumps(order))
-    engine.close()
-"""
-
-
-def test_prefetch_gathers_the_stated_number_of_blocks_ahead(tmp_path):
-    for ahead, order in enumerate(ranks(ORDER, 2, tmp_path)):
-        blocks = [word for word in order if word != "gather"]
-        assert blocks == [f"forward {i}" for i in range(3)] + [f"backward {i}" for i in (2, 1, 0)]
-        gathered = [order[: order.index(word)].count("gather") for word in blocks]
-        # The root is gathered once; the blocks in the forward pass and again in the backward pass.
-        assert gathered[:3] == [1 + min(3, i + 1 + ahead) for i in range(3)], ahead
-        assert gathered[3:] == [4 + min(3, i + 1 + ahead) for i in range(3)], ahead
-
-
 WRITE = """
-engine = make("parallel.prefetch=0")
+engine = make()
 train(engine, 0, 3, 2)
 path = checkpoint.save(engine, Path("two"), step=3)
 straight = train(engine, 3, 6, 2)

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from aiscale import cost
-from aiscale.processes import network_namespace
-from net import run_in_namespace
+from net import network_namespace, run_in_namespace
 from ranks import COLLECTIVES
 
 _, WHY_NOT = network_namespace()

@@ -77,12 +77,7 @@ world.barrier()
 world.from_rank0(lambda: note.write_text(json.dumps(integrity.seal(changed))))
 messages.append(refusal(engine, note.parent))
 engine.close()
-engine = make("parallel.zero_stage=3", "loop.precision=bf16")
-shard = Path("3/step_00000003/deepspeed/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt")
-world.from_rank0(lambda: os.truncate(shard, shard.stat().st_size // 2))
-messages.append(refusal(engine, Path("3/step_00000003")))
 say(json.dumps(["refused", messages, []]))
-engine.close()
 """
 
 
@@ -102,18 +97,15 @@ def test_a_checkpoint_resumes_exactly_is_read_without_ranks_and_refused_if_it_do
     assert losses["0"] == pytest.approx(losses["1"], abs=5e-4) and (a - b).norm() < 4e-3 * b.norm()  # both in bf16
     model = build_model(Run().override(*TINY).model).state_dict()
     for stage in "0123":
-        if stage != "3":  # its shard has been truncated by now
-            checkpoint.load_weights(model, tmp_path / stage / "step_00000003")
-            written = torch.load(tmp_path / f"{stage}.pt")
-            assert all(torch.equal(model[name], written[name]) for name in model | written), stage
+        checkpoint.load_weights(model, tmp_path / stage / "step_00000003")
+        written = torch.load(tmp_path / f"{stage}.pt")
+        assert all(torch.equal(model[name], written[name]) for name in model | written), stage
     assert [text for name, text, _ in lines if name == "refused"] == [
         [
             "PATH was written by 2 ranks at ZeRO stage 3, but this job has 2 at stage 2, and DeepSpeed resumes only "
             "the same: start 2 with parallel.zero_stage=3",
             "PATH was written by 4 ranks at ZeRO stage 1, but this job has 2 at stage 2, and DeepSpeed resumes only "
             "the same: start 4 with parallel.zero_stage=1",
-            "cannot read PATH (bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt is cut short): delete it to resume from "
-            "the one before",
         ]
     ] * 2
 

@@ -1,10 +1,9 @@
-"""Processes of the operating system: their start, cores, parents, markers and networks.
+"""Processes of the operating system: their start, cores, parents and markers.
 
     start_python(["-m", "aiscale", "train"], preload=["aiscale.train"])    # a multiprocessing.Process
     usable_cores()                          # [0, 1]: those that this process may use
     die_with(os.getppid())                  # in a child: never outlive the parent
     kill_marked("AISCALE_CLUSTER", "3fa9")  # all processes that inherited this variable with this value
-    network_namespace()                     # (["unshare", "--net"], ""), or ([], why there is none)
 
 Only the standard library and no module of ours: scripts that must start in 10 ms import it.
 
@@ -16,7 +15,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import functools
 import gc
 import importlib
 import os
@@ -100,21 +98,6 @@ def kill_marked(variable: str, value: str, timeout_s: float = 5.0) -> bool:
             return False
         time.sleep(0.05)
     return True
-
-
-@functools.cache
-def network_namespace() -> tuple[list[str], str]:
-    """(command that runs a program in a new network namespace, ""), or ([], why there is none)."""
-    why = "no unshare here"
-    for command in (["unshare", "--net"], ["unshare", "--map-root-user", "--net"]):
-        try:
-            done = subprocess.run([*command, "true"], capture_output=True, text=True, timeout=20)
-        except OSError:
-            break
-        if done.returncode == 0:
-            return command, ""
-        why = f"network namespaces are not allowed here: {done.stderr.strip()}"
-    return [], why
 
 
 # `python ARGV`, forked from a process that has imported what it needs -------------------------------------------------

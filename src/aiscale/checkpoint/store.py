@@ -23,13 +23,11 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from aiscale.checkpoint import integrity
-from aiscale.config import Run
 from aiscale.distributed import PeerError, World, alike
 
 FORMAT_VERSION = 1
@@ -39,37 +37,13 @@ NOTE = "aiscale.json"  #: written last
 _OTHER = "it is of another model or optimizer: give this run the settings of that one"
 
 
-class Saveable(Protocol):
-    """What a checkpoint needs of an engine: a state for DCP, or a format of its own."""
-
-    run: Run
-    world: World
-    checkpoint_format: str  #: "dcp", or one of READERS
-
-    def note(self) -> dict:
-        """Extra entries of the note."""
-
-    def state(self) -> dict: ...
-
-    def loadable(self, note: dict) -> dict:
-        """A state to be filled from a folder with this note; raises CheckpointError if it cannot be. DCP only."""
-
-    def load(self, state: dict) -> None: ...
-
-    def write(self, folder: Path) -> None:
-        """Write and flush this rank's files; an error of one rank is raised on all. Not for DCP."""
-
-    def read(self, folder: Path, note: dict) -> None:
-        """Load what was written, or raise CheckpointError before anything is changed. Not for DCP."""
-
-
 class CheckpointError(RuntimeError):
     """A checkpoint cannot be read or written; the message is one line that says what to do."""
 
 
-def save(engine: Saveable, folder: str | Path, *, step: int, keep: int = 2, run_id: str | None = None) -> Path:
-    """Write the engine's state after `step` optimizer steps. All ranks call it. The newest `keep` checkpoints of this
-    run in `folder` stay."""
+def save(engine, folder: str | Path, *, step: int, keep: int = 2, run_id: str | None = None) -> Path:
+    """Write the state of an engine of `parallel` after `step` optimizer steps. All ranks call it. The newest `keep`
+    checkpoints of this run in `folder` stay."""
     folder, world = Path(folder), engine.world
     final = folder / f"step_{step:08d}"
     partial = folder / f".step_{step:08d}.partial"
@@ -102,7 +76,7 @@ def _written_or_gone(final: Path, partial: Path, world: World) -> Iterator[None]
             raise
 
 
-def load(engine: Saveable, path: str | Path) -> int:
+def load(engine, path: str | Path) -> int:
     """Load the checkpoint `path` into the engine; returns the number of optimizer steps taken."""
     path, world = Path(path), engine.world
     note = world.together(lambda: _readable_note(engine, path))
@@ -116,7 +90,7 @@ def load(engine: Saveable, path: str | Path) -> int:
     return note["step"]
 
 
-def _readable_note(engine: Saveable, path: Path) -> dict:
+def _readable_note(engine, path: Path) -> dict:
     note = read_note(path)
     if note["format"] != engine.checkpoint_format:
         wrote = note["layout"]["strategy"]
@@ -222,7 +196,7 @@ def _start(partial: Path) -> None:
     partial.mkdir()
 
 
-def _note(engine: Saveable, step: int) -> dict:
+def _note(engine, step: int) -> dict:
     return {
         "format_version": FORMAT_VERSION,
         "format": engine.checkpoint_format,

@@ -17,7 +17,6 @@ _OPTIONS = {
     "zero_stage": ("zero",),
     "offload": ("zero",),
     "reshard_after_forward": ("fsdp",),
-    "prefetch": ("fsdp",),
     "replicas": ("fsdp",),
     "tp": ("megatron",),
     "sequence_parallel": ("megatron",),
@@ -40,7 +39,6 @@ class ParallelConfig:
     zero_stage: int = 0  #: zero: shards 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too
     offload: Literal["none", "optimizer", "all"] = "none"  #: zero: the host holds optimizer states, or parameters too
     reshard_after_forward: bool = True  #: fsdp: free gathered parameters after the forward pass, gather them again
-    prefetch: int = 1  #: fsdp: blocks gathered ahead of the one that computes
     replicas: int = 1  #: fsdp: copies of the sharded model; above 1, hybrid sharding: shards only within a copy
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"  #: order of micro-batches in a pipeline
     virtual_stages: int = 1  #: pieces of the model that each pipeline rank holds; more than 1 only when interleaved
@@ -50,7 +48,6 @@ class ParallelConfig:
     def __post_init__(self) -> None:
         require_positive("parallel", self, "tp pp bucket_mb replicas virtual_stages")
         require(self.dp >= 0, f"parallel.dp is {self.dp}: it must not be negative (0 takes every rank)")
-        require(self.prefetch >= 0, f"parallel.prefetch is {self.prefetch}: it must not be negative")
         require(self.zero_stage in (0, 1, 2, 3), f"parallel.zero_stage is {self.zero_stage}: it must be 0, 1, 2 or 3")
         refuse_options_of_others("parallel", self, "strategy", _OPTIONS)
         self._check_schedule()

@@ -220,7 +220,6 @@ class HFModelConfig(Heads):
     d_ff: int = 0  #: width of the hidden layer of the MLP; 0: 4 x d_model
     vocab_size: int = 0  #: V, rows of the embedding; at least the tokenizer's
     max_seq_len: int = 0  #: longest sequence, in tokens
-    settings: str = ""  #: further options of the architecture, such as rotary_dim=16,tie_word_embeddings=true
     activation_checkpointing: bool = False  #: recompute each block in the backward pass instead of keeping it
 
     def __post_init__(self) -> None:
@@ -231,28 +230,13 @@ class HFModelConfig(Heads):
         require(bool(self.model_type), "model.model_type is empty: name an architecture (gpt2), or set model.folder")
         require_positive("model", self, " ".join(_NEEDED))
         self.check_heads()
-        _ = self.options  # check now rather than when the model is built
-
-    @property
-    def options(self) -> dict[str, object]:
-        """`settings` as a dictionary; values are parsed as JSON, else kept as text."""
-        values = {}
-        for pair in filter(None, (part.strip() for part in self.settings.split(","))):
-            key, equals, text = pair.partition("=")
-            require(bool(equals), f"model.settings has {pair!r} without '=': write it as key=value,key=value")
-            try:
-                values[key.strip()] = json.loads(text)
-            except ValueError:
-                values[key.strip()] = text.strip()
-        return values
 
     @property
     def shape(self) -> ModelConfig:
         """The closest GPT of ours: the same matrices, so the same FLOPs; norms and biases may differ."""
         like = "llama" if self.model_type in LLAMA_LIKE else self.model_type
         sizes = {name: getattr(self, name) for name in (*_NEEDED, "n_kv_head", "activation_checkpointing")}
-        tied = self.options.get("tie_word_embeddings", self.model_type == "gpt2")
-        return ModelConfig(**sizes, d_ff=self.ff_width, tied=bool(tied), **_ARCHITECTURES.get(like, {}))
+        return ModelConfig(**sizes, d_ff=self.ff_width, tied=self.model_type == "gpt2", **_ARCHITECTURES.get(like, {}))
 
     @classmethod
     def like(cls, gpt: ModelConfig, model_type: str, **more) -> HFModelConfig:

@@ -2,7 +2,6 @@
 
     ddp_timeline(forward_s, backward_s, gradient_bytes, world, link)                   # events for plots.timeline
     prefetch_timeline(6, gather_s=0.02, block_s=0.02, ahead=1)                         # events of an FSDP pass
-    scaling_seconds("strong", compute_s, gradient_bytes, [1, 2, 4], link)              # step seconds at each world
     scaled_lr(0.1, base_batch=256, batch=8192)                                         # linear scaling rule
 
 DDP (Li et al. 2020, "PyTorch Distributed", section 3.2.3): gradients appear evenly over the backward pass, last layer
@@ -82,33 +81,6 @@ def prefetch_timeline(n_blocks: int, gather_s: float, block_s: float, ahead: int
             events.append(Event(0, str(unit), now, now + block_s, "forward"))
             now += block_s
     return sorted(events, key=lambda event: event.start_s)
-
-
-def scaling_seconds(
-    kind: Literal["strong", "weak"],
-    compute_s: float,
-    gradient_bytes: float,
-    worlds: Sequence[int],
-    link: AlphaBeta,
-    *,
-    cores: int = 0,
-) -> list[float]:
-    """Seconds of one step before its update at each world size.
-
-    compute_s: forward and backward pass of one rank. strong: the global batch is fixed, so a rank computes compute_s /
-    n. weak: the batch per rank is fixed, so it computes compute_s. cores: how many ranks can compute at the same time
-    (a laptop's cores, one thread a rank); more ranks take turns; 0: no limit. One third of compute_s is forward, two
-    thirds backward.
-    """
-    if kind not in ("strong", "weak"):
-        raise ConfigError(f"kind is {kind!r}: it must be strong or weak")
-    seconds = []
-    for world in worlds:
-        turns = max(1.0, world / cores) if cores else 1.0
-        compute = turns * compute_s / (world if kind == "strong" else 1)
-        events = ddp_timeline(compute / 3, compute * 2 / 3, gradient_bytes, world, link)
-        seconds.append(events[-1].end_s)
-    return seconds
 
 
 def speedup(kind: Literal["strong", "weak"], worlds: Sequence[int], seconds: Sequence[float]) -> list[float]:

@@ -67,16 +67,13 @@ def transformers_config(config: HFModelConfig):
         hf_config = AutoConfig.from_pretrained(path)
     else:
         hf_config = _from_shape(CONFIG_MAPPING[config.model_type], config)
-    for key, value in config.options.items():
-        _check_has(hf_config, key)
-        setattr(hf_config, key, value)
     for ours, theirs in _CANONICAL.items():
         if (has := getattr(hf_config, theirs, None)) not in (None, getattr(config, ours)):
             raise ConfigError(f"model.{ours} is {getattr(config, ours)}, but {config.folder or theirs} has {has}")
     for key in vars(hf_config):  # every strategy must give the same loss, but dropout differs between ranks
         if "dropout" in key or key.endswith("_pdrop"):
             setattr(hf_config, key, 0.0)
-    if "rotary_dim" not in config.options and (getattr(hf_config, "rotary_dim", None) or 0) > config.d_head:
+    if (getattr(hf_config, "rotary_dim", None) or 0) > config.d_head:
         hf_config.rotary_dim = config.d_head  # GPT-J rotates 64 channels of a head, unless it has fewer
     hf_config.use_cache = False
     return hf_config

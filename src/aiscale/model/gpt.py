@@ -58,13 +58,8 @@ class Attention(nn.Module):
         if self.position in ("shaw", "huang"):  # a vector for each distance, the same for all heads
             self.distance_embedding = nn.Embedding(config.relative_distance + 1, config.d_head)
 
-    def forward(
-        self, x: Tensor, where: Tensor | None = None, mask: Tensor | None = None, cache: LayerCache | None = None
-    ) -> Tensor:
-        """x (B,T,D) -> (B,T,D).
-
-        where: from `positions.place`. mask (B,1,T,S): True where a token may attend; default: causal.
-        """
+    def forward(self, x: Tensor, where: Tensor | None = None, cache: LayerCache | None = None) -> Tensor:
+        """x (B,T,D) -> (B,T,D); where: from `positions.place`."""
         B, T, D = x.shape
         widths = [heads * self.d_head for heads in (self.n_head, self.kv_heads, self.kv_heads)]
         # Split before the transpose, so that the backward pass copies the three gradients once, not twice.
@@ -75,8 +70,7 @@ class Attention(nn.Module):
             k, v = cache.extend(k, v)  # (B,G,S,C)
         if self.position in ("shaw", "huang"):
             where = distance_scores(q, k, self.distance_embedding.weight, where, of_keys=self.position == "huang")
-        if where is not None and self.position != "rotary":
-            mask = where if mask is None else where.masked_fill(~mask, -torch.inf)
+        mask = None if self.position == "rotary" else where
         if mask is None and q.shape[2] == k.shape[2]:
             y = causal_attention(q, k, v)
         else:  # without a mask, one token after a cache, which may attend to all
@@ -114,14 +108,12 @@ class Block(nn.Module):
         self.attn_norm, self.attn = make_norm(config), Attention(config)
         self.mlp_norm, self.mlp = make_norm(config), MLP(config)
 
-    def forward(
-        self, x: Tensor, where: Tensor | None = None, mask: Tensor | None = None, cache: LayerCache | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, where: Tensor | None = None, cache: LayerCache | None = None) -> Tensor:
         """x (B,T,D) -> (B,T,D)."""
         if self.alpha is not None:
-            x = self.attn_norm(self.alpha * x + self.attn(x, where, mask, cache))
+            x = self.attn_norm(self.alpha * x + self.attn(x, where, cache))
             return self.mlp_norm(self.alpha * x + self.mlp(x))
-        attended = self.attn(self.attn_norm(x), where, mask, cache)
+        attended = self.attn(self.attn_norm(x), where, cache)
         if self.parallel_residual:
             return x + attended + self.mlp(self.mlp_norm(x))
         x = x + attended
@@ -178,9 +170,9 @@ class GPT(nn.Module):
         """All parameters; a tied head counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def hidden(self, tokens: Tensor, mask: Tensor | None = None, cache: list[LayerCache] | None = None) -> Tensor:
-        """tokens (B,T) -> the residual stream after the last norm (B,T,D). mask as in Attention; cache, one for each
-        layer, is read and extended."""
+    def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None) -> Tensor:
+        """tokens (B,T) -> the residual stream after the last norm (B,T,D); cache, one for each layer, is read and
+        extended."""
         if tokens.shape[1] > self.config.max_seq_len:
             raise ConfigError(
                 f"a sequence of {tokens.shape[1]} tokens, but model.max_seq_len is {self.config.max_seq_len}: "
@@ -194,7 +186,7 @@ class GPT(nn.Module):
             if recompute:
                 x = checkpoint(block, x, where, use_reentrant=False, preserve_rng_state=False)
             else:
-                x = block(x, where, mask, cache and cache[layer])
+                x = block(x, where, cache and cache[layer])
         return self.norm(x)
 
     def embed(self, tokens: Tensor, positions: Tensor, n_cached: int = 0) -> tuple[Tensor, Tensor | None]:

@@ -70,7 +70,6 @@ class FSDPEngine(Engine):
         for block in model.blocks:
             fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=layout.reshard_after_forward)
         fully_shard(model, mesh=mesh, mp_policy=policy)  # embeddings, the last norm and the head
-        _prefetch([model, *model.blocks], layout.prefetch)
         # GPUs gather in a second stream; a CPU has no streams, so gloo's own thread has to do it.
         model._set_unshard_async_op(self.world.device.type == "cpu")
         return model
@@ -106,16 +105,3 @@ class FSDPEngine(Engine):
                 self.model, options=StateDictOptions(full_state_dict=True, cpu_offload=self.world.size > 1)
             )
         return super().state()
-
-
-def _prefetch(units: list[FSDPModule], ahead: int) -> None:
-    """Prefetch the next `ahead` units while one computes. `units`: the root, which begins and ends the forward pass,
-    then the blocks in order; the backward pass goes from the root through the blocks in reverse."""
-    root, *blocks = units
-    for order, set_next in (
-        ([root, *blocks], FSDPModule.set_modules_to_forward_prefetch),
-        ([root, *reversed(blocks)], FSDPModule.set_modules_to_backward_prefetch),
-    ):
-        for i, unit in enumerate(order):
-            # An empty list would mean torch's default, one ahead; prefetching the unit itself does nothing.
-            set_next(unit, order[i + 1 : i + 1 + ahead] or [unit])

@@ -56,7 +56,8 @@ def prepare(run: Run, world: World) -> None:
 class Engine:
     """The whole model on one rank. The base of every data-parallel engine."""
 
-    checkpoint_format = "dcp"  #: of torch's distributed checkpoint, or one of `checkpoint.store.READERS`
+    #: torch's distributed checkpoint, or one of `checkpoint.store.READERS`: such an engine has `write` and `read`
+    checkpoint_format = "dcp"
 
     def __init__(self, run: Run, world: World) -> None:
         self.run, self.world = run, world

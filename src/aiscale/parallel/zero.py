@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import math
-import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -246,8 +245,8 @@ class ZeROEngine(Engine):
         self.world.together(delayed.write)
 
     def read(self, folder: Path, note: dict) -> None:
-        """DeepSpeed's load_checkpoint from `folder`. Collective. Raises CheckpointError for damaged files or another
-        world size or stage."""
+        """DeepSpeed's load_checkpoint from `folder`. Collective. Raises CheckpointError for another world size or
+        stage."""
         layout, stage = note["layout"], self.run.parallel.zero_stage
         if (note["world_size"], layout["zero_stage"]) != (self.world.size, stage):
             raise CheckpointError(
@@ -255,10 +254,6 @@ class ZeROEngine(Engine):
                 f"job has {self.world.size} at stage {stage}, and DeepSpeed resumes only the same: start "
                 f"{note['world_size']} with parallel.zero_stage={layout['zero_stage']}"
             )
-        # Check the files first: if one rank failed alone, the others would hang in a collective.
-        broken = [problem for problem in self.world.gather(_damage(folder / _TAG, self.world.rank)) if problem]
-        if broken:
-            raise CheckpointError(f"cannot read {folder} ({broken[0]}): delete it to resume from the one before")
         with calling(self.world):
             self.engine.load_checkpoint(str(folder), tag=_TAG)
 
@@ -279,8 +274,6 @@ def weights(folder: Path) -> dict[str, Tensor]:
     from deepspeed.utils import zero_to_fp32
 
     folder = Path(folder)
-    if problem := _damage(folder / _TAG, rank=None):
-        raise CheckpointError(f"cannot read {folder} ({problem}): delete it to use the one before")
     if list((folder / _TAG).glob("*_optim_states.pt")):
         zero_to_fp32.tqdm = lambda items, **_: items  # no progress bars on stderr
         with quiet():
@@ -325,12 +318,3 @@ def _tensors(tree: object) -> list[Tensor]:
 
 def _nbytes(tensors: list[Tensor]) -> int:
     return held_bytes({"all": tensors})["all"]
-
-
-def _damage(folder: Path, rank: int | None) -> str:
-    """What is wrong with the files that `rank` reads (None: all files); "" if nothing is."""
-    files = sorted(folder.glob("*_model_states.pt")) + sorted(folder.glob("*_optim_states.pt"))
-    mine = [file for file in files if rank is None or "zero_pp_rank" not in file.name or f"_rank_{rank}_" in file.name]
-    if not mine:
-        return f"{folder} holds no file of DeepSpeed for this rank"
-    return next((f"{file.name} is cut short" for file in mine if not zipfile.is_zipfile(file)), "")

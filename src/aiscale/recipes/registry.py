@@ -79,19 +79,5 @@ def gpt_c() -> Run:
     )
 
 
-@register("gpt-c-tiny")
-def gpt_c_tiny() -> Run:
-    """The GPT-in-C model shrunken to seconds: the same corpus, tokenizer and shape, a sixth as wide, 2 layers.
-
-    Ours, after `gpt-c`: blocks of 64, and a higher learning rate, as narrow models bear.
-    """
-    return Run(
-        model=ModelConfig(n_layer=2, n_head=2, d_model=64, vocab_size=172, max_seq_len=64),
-        data=DataConfig(corpus="toy", tokenizer="word"),
-        optimizer=_plain_adam(3e-3),
-        loop=LoopConfig(steps=100, seq_len=64, global_batch=16, eval_every=50, eval_batches=4),
-    )
-
-
 def _plain_adam(lr: float) -> OptimizerConfig:
     return OptimizerConfig(lr=lr, schedule="constant", beta2=0.999, weight_decay=0.0, clip_norm=0.0)

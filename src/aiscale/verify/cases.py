@@ -162,7 +162,7 @@ _ALL = (
     Case("zero3-x3-llama", "zero", 3, "zero_stage=3", model="llama", precision="fp32"),
     Case("fsdp-x2", "fsdp", 2),
     Case("fsdp-x2-fp32", "fsdp", 2, precision="fp32"),
-    Case("fsdp-x2-accumulated", "fsdp", 2, "loop.micro_batch=3 prefetch=2"),
+    Case("fsdp-x2-accumulated", "fsdp", 2, "loop.micro_batch=3"),
     Case("fsdp-x3-kept", "fsdp", 3, "reshard_after_forward=false"),
     Case("fsdp-x3-llama", "fsdp", 3, model="llama"),
     Case("fsdp-hybrid-x4", "fsdp", 4, "replicas=2"),

@@ -12,7 +12,6 @@ data-parallel ranks cut masters and moments anywhere, not only between rows.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor
 
 from aiscale import cost
-from aiscale.checkpoint import CheckpointError, flush
+from aiscale.checkpoint import flush
 from aiscale.config import ModelConfig
 from aiscale.distributed import World
 from aiscale.parallel.megatron.layout import Grid, Slot, slots
@@ -95,11 +94,9 @@ class Saved:
     """The files of all ranks, as one state under GPT's names."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises CheckpointError if a file is damaged or missing."""
-        files = [_open(path) for path in sorted(folder.glob("rank_*.pt"))]
-        if not files:
-            raise CheckpointError(f"{folder} holds no rank_*.pt: it is damaged; use the checkpoint before it")
-        self.folder, self.optimizer = folder, files[0]["optimizer"]
+        paths = sorted(folder.glob("rank_*.pt"))
+        files = [torch.load(path, map_location="cpu", weights_only=True, mmap=True) for path in paths]
+        self.optimizer = files[0]["optimizer"]
         self.grid, self.model = Grid(**files[0]["grid"]), ModelConfig(**files[0]["model"])
         self.shapes = cost.parameter_shapes(self.model)
         self.slots: dict[str, Slot] = {}
@@ -111,7 +108,6 @@ class Saved:
                 slot = by_stage[entry["stage"]][entry["name"]]
                 self.slots[slot.source] = slot
                 self._entries[slot.source][tp_rank].append(entry)
-        self._check()
 
     def tensor(self, source: str, key: str = "weight") -> Tensor | None:
         """The full weight or moment of one of GPT's parameters; None if the optimizer had not created it yet."""
@@ -127,19 +123,6 @@ class Saved:
         """(names of the moments, counts) that the optimizer kept for one of GPT's parameters."""
         entry = next(iter(self._entries[source].values()))[0]
         return [key for key in entry["tensors"] if key != "weight"], entry["counts"]
-
-    def _check(self) -> None:
-        for source, shape in self.shapes.items():
-            slot = self.slots.get(source)
-            ranks = 0 if slot is None else 1 if slot.dim is None else slot.tp
-            for tp_rank in range(max(1, ranks)):
-                parts = self._entries[source].get(tp_rank, [])
-                count = sum(entry["end"] - entry["start"] for entry in parts)
-                if slot is None or count != math.prod(slot.shape(shape)):
-                    raise CheckpointError(
-                        f"{self.folder} holds {count} numbers of {source} for tensor-parallel rank {tp_rank}, not all "
-                        "of them: a file is missing; use the checkpoint before it"
-                    )
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
@@ -168,11 +151,3 @@ def gather(shards: list[Shard], world: World, grid: Grid, model: ModelConfig) ->
             if world.is_main:
                 full[source] = assemble(by_source[source], shape, pieces)
     return full
-
-
-def _open(path: Path) -> dict:
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # a truncated file raises different errors, depending on where it ends
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
-        raise CheckpointError(f"cannot read {path} ({reason}): it is damaged; use the checkpoint before it") from error
