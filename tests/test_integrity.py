@@ -7,8 +7,7 @@ import shutil
 import pytest
 
 from aiscale import checkpoint
-from aiscale.train import RunFolderError, fit, open_trained
-from aiscale.train.records import run_id_of
+from aiscale.train import fit
 from damage import TINY, cut, flip_a_bit, resume_after_damage, train_whole
 from ranks import aiscale
 
@@ -44,33 +43,6 @@ def test_damaged_files_are_named(trained, tmp_path, capsys):
         "step_00000004",
     ]
     assert torn.is_dir() and not unfinished.exists()  # it may belong to somebody, because it has a checkpoint's name
-
-
-def other_run(trained, tmp_path):
-    """The runs of `trained` with a newer checkpoint of another run, its path, and that run's id."""
-    shutil.copytree(trained[0], tmp_path / "runs")
-    train_whole(tmp_path / "other")
-    foreign = tmp_path / "runs/tiny/checkpoints/step_00000007"
-    shutil.copytree(tmp_path / "other/tiny/checkpoints/step_00000006", foreign)
-    return foreign, run_id_of(tmp_path / "other/tiny")
-
-
-def test_a_checkpoint_of_another_run_is_skipped_and_kept_and_refused_if_it_is_the_only_one(trained, tmp_path, capsys):
-    foreign, theirs = other_run(trained, tmp_path)
-    folder, mine = foreign.parent, run_id_of(trained[0] / "tiny")
-    assert len(fit(TINY.override("loop.steps=7"), runs_dir=tmp_path / "runs", resume=True, progress=False).losses) == 1
-    said = f"{foreign} is of another run ({theirs}, not {mine} as in run.json)"
-    assert capsys.readouterr().err == f"aiscale: {said}: going back to step_00000006\n"
-    aside = folder / f"of_{theirs}_step_00000007"
-    assert checkpoint.read_note(aside)["run_id"] == theirs and checkpoint.read_note(foreign)["run_id"] == mine
-    for path in folder.glob("step_*"):
-        shutil.rmtree(path)
-    aside.rename(foreign)
-    with pytest.raises(checkpoint.CheckpointError) as refusal:
-        fit(TINY.override("loop.steps=8"), runs_dir=tmp_path / "runs", resume=True, progress=False)
-    assert str(refusal.value).startswith(f"{said}: nothing to resume from; start again")
-    with pytest.raises(RunFolderError, match="step_00000007 is of another run .*: copy all files of this run here"):
-        open_trained(tmp_path / "runs/tiny")
 
 
 def test_if_all_checkpoints_are_damaged_the_run_is_refused_and_nothing_is_changed(trained, tmp_path):

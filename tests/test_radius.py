@@ -130,7 +130,7 @@ def resumed_in_turns():
 def resumed_otherwise():
     lost = ["compression.residual=none", "compression.range=1"]
     return [resumed(settings, steps=[3, 5]) for settings in (
-        ["compression.wire=bf16"], lost, ["parallel.distributed_optimizer=true"])]
+        ["compression.wire=bf16"], lost)]
 
 def resumed_in_other_buckets():  # DDP's first ones; of three numbers the sum depends on where they lie
     return resumed(["loop.precision=fp64"], steps=[4])

@@ -33,13 +33,10 @@ def ranks(code: str, n: int, folder) -> None:
 
 def test_sharded_states_train_bit_equal_weights_with_a_share_of_the_memory(tmp_path):
     code = """
-ways = [(), ("optimizer.name=sgd",), ("compression.method=top-k", "compression.density=0.1"),
-        ("compression.method=radius", "compression.density=0.3", "compression.interval=2")]
+ways = [(), ("optimizer.name=sgd",), ("compression.method=top-k", "compression.density=0.1")]
 for settings in ways:
     whole, divided = (build(BASE.override(*settings, *zero1), world) for zero1 in ((), (ZERO1,)))
     assert torch.equal(train(whole, 0, 5), train(divided, 0, 5)), settings
-    if "compression.method=radius" in settings:
-        assert all(torch.equal(a, b) for a, b in zip(*(e.compressor.mask.tensors() for e in (whole, divided))))
     nbytes, share_of_it = (held_bytes(e.tensors())["optimizer states"] for e in (whole, divided))
     assert sum(world.gather(share_of_it)) == nbytes and share_of_it < nbytes / 2, settings
     whole.close(), divided.close()
@@ -50,7 +47,7 @@ for settings in ways:
 @pytest.mark.extended
 def test_a_checkpoint_of_sharded_states_resumes_bit_for_bit_sharded_and_unsharded(tmp_path):
     code = f"""
-for settings in ((), ("compression.method=radius", "compression.density=0.3", "compression.interval=3")):
+for settings in ((), ("compression.method=top-k", "compression.density=0.3")):
     folder = "{tmp_path}/" + str(len(settings))
     engine = build(BASE.override(ZERO1, *settings), world)
     straight = train(engine, 0, 5, folder)

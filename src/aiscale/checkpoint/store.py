@@ -5,7 +5,7 @@
 
 A checkpoint is written to a hidden temporary folder, each rank flushes its files to the disk, and the folder is
 renamed: a job that dies while saving leaves the previous checkpoint untouched. The note, aiscale.json, holds a checksum
-of every file (`integrity`) and the id of the run, so that a damaged checkpoint, or another run's, is never used.
+of every file (`integrity`), so that a damaged checkpoint is never used.
 
 Weights are stored under GPT's own names with their full shapes, so a run may resume with another number of ranks or
 another strategy. DeepSpeed and Megatron-Core write formats of their own, as the note says: such a run resumes only in
@@ -41,9 +41,9 @@ class CheckpointError(RuntimeError):
     """A checkpoint cannot be read or written; the message is one line that says what to do."""
 
 
-def save(engine, folder: str | Path, *, step: int, keep: int = 2, run_id: str | None = None) -> Path:
+def save(engine, folder: str | Path, *, step: int, keep: int = 2) -> Path:
     """Write the state of an engine of `parallel` after `step` optimizer steps. All ranks call it. The newest `keep`
-    checkpoints of this run in `folder` stay."""
+    checkpoints in `folder` stay."""
     folder, world = Path(folder), engine.world
     final = folder / f"step_{step:08d}"
     partial = folder / f".step_{step:08d}.partial"
@@ -58,7 +58,7 @@ def save(engine, folder: str | Path, *, step: int, keep: int = 2, run_id: str | 
         mine = integrity.files(partial)[world.rank :: world.size]
         prints = world.gather(world.together(lambda: integrity.fingerprints(partial, mine)))
         files = {name: print_ for part in prints for name, print_ in part.items()}
-        note = {**_note(engine, step), "run_id": run_id, "files": files}
+        note = {**_note(engine, step), "files": files}
         world.from_rank0(lambda: _finish(partial, final, integrity.seal(note), keep))
     return final
 
@@ -117,25 +117,15 @@ def load_weights(model_state: dict, path: str | Path) -> None:
         tensor.copy_(weights[name])
 
 
-def latest(folder: str | Path, run_id: str | None = None) -> Path | None:
-    """The newest complete checkpoint below `folder`, or None. With `run_id`, other runs' are ignored."""
-    paths = whole(Path(folder), run_id)
+def latest(folder: str | Path) -> Path | None:
+    """The newest complete checkpoint below `folder`, or None."""
+    paths = whole(Path(folder))
     return paths[-1] if paths else None
 
 
-def whole(folder: Path, run_id: str | None = None) -> list[Path]:
-    """Complete checkpoints, oldest first, without those of other runs than `run_id`."""
-    paths = sorted(path.parent for path in folder.glob(f"step_*/{NOTE}"))
-    return [path for path in paths if not of_another_run(path, run_id)]
-
-
-def of_another_run(path: Path, run_id: str | None) -> str:
-    """The id of another run that wrote this checkpoint; empty if it is this run's, or unknown."""
-    try:
-        theirs = read_note(path).get("run_id")
-    except CheckpointError:
-        return ""
-    return theirs if None not in (theirs, run_id) and theirs != run_id else ""
+def whole(folder: Path) -> list[Path]:
+    """Complete checkpoints, oldest first."""
+    return sorted(path.parent for path in folder.glob(f"step_*/{NOTE}"))
 
 
 def read_note(path: Path) -> dict:
@@ -211,14 +201,11 @@ def _finish(partial: Path, final: Path, note: dict, keep: int) -> None:
     (partial / NOTE).write_text(json.dumps(note, indent=2))
     for path in (*partial.rglob("*"), partial):
         flush(path)
-    if theirs := of_another_run(final, note["run_id"]):
-        final.rename(final.with_name(f"of_{theirs}_{final.name}"))  # not ours to delete
-    elif final.exists():
+    if final.exists():
         _delete(final)
     partial.rename(final)
     flush(final.parent)
-    ours = whole(final.parent, note["run_id"])
-    for path in [path for path in ours if path <= final][:-keep]:
+    for path in [path for path in whole(final.parent) if path <= final][:-keep]:
         _delete(path)
 
 

@@ -16,10 +16,9 @@ from aiscale.config.errors import ConfigError, hint, require
 from aiscale.config.layout import CompressionConfig, ParallelConfig, forget_foreign_options
 from aiscale.config.sections import DataConfig, HFModelConfig, LoopConfig, ModelConfig, OptimizerConfig
 
-#: strategy -> why it cannot compress gradients (ZeRO-1 can, as ddp's distributed_optimizer)
+#: strategy -> why it cannot compress gradients
 _WITHOUT_HOOK = {
-    "zero": "DeepSpeed averages gradients inside its own engine, which lets no hook in (for ZeRO-1 set "
-    "parallel.distributed_optimizer=true beside it)",
+    "zero": "DeepSpeed averages gradients inside its own engine, which lets no hook in",
     "megatron": "Megatron-Core averages gradients in buckets of its own, which let no hook in",
     "fsdp": "a rank of FSDP keeps only a slice of each gradient, of which it cannot see the largest entries",
     "pipeline": "a rank of a pipeline holds only its stages",
@@ -61,11 +60,14 @@ class Run:
             "set parallel.strategy=ddp",
         )
         require(
-            self.compression.moments == "decay"
-            or (self.optimizer.name == "adamw" and not self.parallel.distributed_optimizer),
-            f"compression.moments wait with optimizer.name {self.optimizer.name} and parallel.distributed_optimizer "
-            f"{str(self.parallel.distributed_optimizer).lower()}: it is a rule for AdamW's moments where every rank "
-            "has them all: set adamw and false, or moments=decay",
+            self.compression.method != "radius" or not self.parallel.distributed_optimizer,
+            "compression.method radius with parallel.distributed_optimizer: every rank chooses entries by the "
+            "moments of all weights, which only one rank then has: set distributed_optimizer=false",
+        )
+        require(
+            self.compression.moments == "decay" or self.optimizer.name == "adamw",
+            f"compression.moments wait with optimizer.name {self.optimizer.name}: it is a rule for AdamW's moments: "
+            "set optimizer.name=adamw, or moments=decay",
         )
         require(
             self.compression.method == "none" or self.loop.precision != "fp16",

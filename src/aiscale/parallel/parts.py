@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from aiscale.model import GPT, cross_entropy, cross_entropy_plain, place
-from aiscale.model.kernels import Linear
+from aiscale.model import GPT, cross_entropy, place
 
 
 class Part(nn.Module):
@@ -27,7 +26,7 @@ class Part(nn.Module):
         super().__init__()
         self.config, layers = whole.config, list(layers)
         self.is_first, self.is_last = 0 in layers, whole.config.n_layer - 1 in layers
-        self.autocast_dtype, self.plain = autocast_dtype, False
+        self.autocast_dtype = autocast_dtype
         if self.is_first or (self.is_last and self.config.tied):
             self.token_embedding = whole.token_embedding
         if self.is_first and self.config.position == "learned":
@@ -37,14 +36,6 @@ class Part(nn.Module):
             self.norm = whole.norm
             if not self.config.tied:
                 self.head = whole.head
-
-    def use_plain_kernels(self) -> None:
-        """Turn off our own autograd functions on weights: before torch 2.13, the weight half of a split backward pass
-        cannot start from one."""
-        self.plain = True
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.__class__ = nn.Linear
 
     def forward(self, x: Tensor) -> Tensor:
         """First part: tokens (B,T) -> activations (B,T,D). Others: activations (B,T,D) -> activations (B,T,D)."""
@@ -65,7 +56,7 @@ class Part(nn.Module):
         """Mean cross-entropy from the output (B,T,D) of the last part."""
         with self._autocast(hidden.device):
             head = self.token_embedding if self.config.tied else self.head
-            return (cross_entropy_plain if self.plain else cross_entropy)(hidden, head.weight, targets)
+            return cross_entropy(hidden, head.weight, targets)
 
     def _autocast(self, device: torch.device) -> AbstractContextManager:
         return torch.autocast(device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None)

@@ -30,7 +30,6 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
 )
-from torch.torch_version import TorchVersion
 
 from aiscale.config import ConfigError, Run
 from aiscale.cost import stage_ranks
@@ -111,9 +110,6 @@ class PipelineEngine(Engine):
         size = run.model.n_layer // pieces
         layers = {s: range(s * size, (s + 1) * size) for s, rank in enumerate(self.stage_ranks) if rank == self.pp_rank}
         self.parts = {s: Part(whole, layers[s], autocast) for s in layers}
-        if run.parallel.schedule == "zero-bubble" and TorchVersion(torch.__version__) < "2.13":
-            for part in self.parts.values():
-                part.use_plain_kernels()
         self.model = Part(whole, itertools.chain(*layers.values()), autocast)  # shares the modules of all parts
         self.model.to(self.world.device, self.dtype)
 

@@ -107,7 +107,7 @@ class _Training:
         world.from_rank0(lambda: Records.check(self.path, run, **options))
         self.engine = build(run, world)
         try:
-            self.run_id = world.from_rank0(lambda: self._claim_folder(overwrite))
+            world.from_rank0(lambda: self._claim_folder(overwrite))
             self.first_step = self._resume() if resume else 0
             flops = cost.flops_per_token(run.model, loop.seq_len)
             self.meter = Meter(world, flops_per_token=flops, precision=loop.precision)
@@ -166,14 +166,13 @@ class _Training:
         return result
 
     def _save(self, step: int) -> None:
-        facts = {"step": step, "keep": self.run.loop.keep_checkpoints, "run_id": self.run_id}
+        facts = {"step": step, "keep": self.run.loop.keep_checkpoints}
         written = checkpoint.save(self.engine, self.path / "checkpoints", **facts)
         if self.note_saved and self.world.is_main:
             Path(self.note_saved).write_text(f"{written}\n")
 
-    def _claim_folder(self, overwrite: bool) -> str:
+    def _claim_folder(self, overwrite: bool) -> None:
         self.records = Records.open(self.path, overwrite=overwrite)
-        return self.records.run_id
 
     def note_failure(self, what: str) -> None:
         if self.records:
@@ -223,7 +222,7 @@ class _Training:
             self.records.append("eval", step=step, loss=loss, perplexity=math.exp(min(loss, 700)), tokens=tokens)
 
     def _resume(self) -> int:
-        folder = newest_good(self.path / "checkpoints", self.world, _tell, self.run_id)
+        folder = newest_good(self.path / "checkpoints", self.world, _tell)
         step = checkpoint.load(self.engine, folder) if folder else 0
         if self.records:
             self.records.rewind(step)

@@ -13,7 +13,6 @@ import fcntl
 import json
 import os
 import platform
-import secrets
 import shutil
 import socket
 import subprocess
@@ -49,7 +48,6 @@ class Records:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.run_id = ""  #: drawn once and kept on resume; checkpoints carry it
         self._metrics = None
         self._lock = None
 
@@ -78,7 +76,6 @@ class Records:
         records = Records(path).lock()
         if overwrite and (path / "run.json").exists():
             _clear(path)
-        records.run_id = run_id_of(path) or secrets.token_hex(4)
         return records
 
     def lock(self) -> Records:
@@ -109,7 +106,6 @@ class Records:
     def describe(self, run: Run, world: World, **facts) -> None:
         """Write run.json; `facts` are added to it."""
         self._note = {
-            "run_id": self.run_id,
             "run": run.to_dict(),
             "status": "running",
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -171,22 +167,16 @@ def load_run(path: str | Path) -> Run:
         ) from None
 
 
-def run_id_of(path: Path) -> str | None:
-    """The id in run.json; None if there is none, as in a folder written by an older aiscale."""
-    file = path / "run.json"
-    return json.loads(file.read_text()).get("run_id") if file.exists() else None
-
-
 def open_trained(path: str | Path) -> tuple[GPT | HFModel, Tokenizer]:
     """(model, tokenizer) of a run folder's newest checkpoint, in fp32 and ready to generate."""
     path = Path(path)
     run = load_run(path)
-    newest = checkpoint.latest(path / "checkpoints", run_id_of(path))
+    newest = checkpoint.latest(path / "checkpoints")
     if newest is None:
         checkpoints = sorted((path / "checkpoints").glob("step_*"))
         if not checkpoints:
             raise RunFolderError(f"{path} holds no checkpoint yet: let the run reach one (loop.checkpoint_every)")
-        wrong = unusable(checkpoints[-1], run_id_of(path))
+        wrong = unusable(checkpoints[-1])
         raise RunFolderError(f"{checkpoints[-1]} {wrong}: copy all files of this run here, or train again")
     model = build_model(run.model, weights=False)
     weights = model.state_dict()

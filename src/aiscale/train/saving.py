@@ -1,10 +1,9 @@
 """Finds the checkpoint to resume from.
 
-    path = newest_good("runs/laptop/checkpoints", world, run_id=records.run_id)
+    path = newest_good("runs/laptop/checkpoints", world)
 
-A run resumes from its newest checkpoint that is complete, undamaged and its own; one line names each that is skipped.
-The id of a run is in run.json and in its checkpoints, so a copy of the whole folder resumes like the original. A
-checkpoint of this run in another layout is not skipped: `checkpoint.load` refuses it, because going back would lose
+A run resumes from its newest checkpoint that is complete and undamaged; one line names each that is skipped. A
+checkpoint in another layout is not skipped: `checkpoint.load` refuses it, because going back would lose
 steps, and changing the strategy loses nothing.
 """
 
@@ -14,21 +13,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from aiscale.checkpoint import NOTE, CheckpointError, integrity, read_note
-from aiscale.checkpoint.store import of_another_run
 from aiscale.distributed import World, alike
 
 
-def newest_good(
-    folder: str | Path, world: World, say: Callable[[str], None] = print, run_id: str | None = None
-) -> Path | None:
+def newest_good(folder: str | Path, world: World, say: Callable[[str], None] = print) -> Path | None:
     """The newest undamaged checkpoint below `folder`, or None if there are none. All ranks call it: each reads a share
-    of the files. On rank 0 `say` gets a line for each one that is skipped; with `run_id` those of other runs are,
-    except ones without an id. Raises CheckpointError if all are skipped."""
+    of the files. On rank 0 `say` gets a line for each one that is skipped. Raises CheckpointError if all are."""
     folders, unfinished = world.from_rank0(lambda: _newest_first(Path(folder)))
     if unfinished and world.is_main:
         say(f"{unfinished} was not finished: resuming from {folders[0].name if folders else 'the start'}")
     for path, before in zip(folders, [*folders[1:], None], strict=False):
-        wrong = world.from_rank0(lambda path=path: unusable(path, run_id)) or _damage(path, world)
+        wrong = world.from_rank0(lambda path=path: unusable(path)) or _damage(path, world)
         if not wrong:
             return path
         if before is None:
@@ -47,7 +42,7 @@ def _newest_first(folder: Path) -> tuple[list[Path], Path | None]:
     return folders, begun if begun and (not folders or begun.name[1:] > folders[0].name) else None
 
 
-def unusable(path: Path, run_id: str | None) -> str:
+def unusable(path: Path) -> str:
     """Why a checkpoint's note rules it out, to follow its name; empty if it does not."""
     if not (path / NOTE).exists():
         return f"is not whole (it has no {NOTE})"
@@ -55,8 +50,7 @@ def unusable(path: Path, run_id: str | None) -> str:
         read_note(path)
     except CheckpointError as error:
         return f"is damaged ({str(error).removeprefix(f'{path} ').partition(': use')[0]})"
-    theirs = of_another_run(path, run_id)
-    return f"is of another run ({theirs}, not {run_id} as in run.json)" if theirs else ""
+    return ""
 
 
 def _damage(path: Path, world: World) -> str:

@@ -96,7 +96,6 @@ BYTE_CASES = (
     ByteCase("ddp zero1", _ZERO1, (2, 3, 5)),
     _compressed("radius", (2, 3, 4)),
     _compressed("radius", (2,), "overlap=false", "wire=bf16", "residual=none", name="radius at once"),
-    _compressed("radius", (3,), "density=0.1", zero1=True),
     _compressed("top-k", (2, 3, 4), "density=0.1"),
     _compressed("top-k", (2,), "wire=bf16", name="top-k bf16"),
     _compressed("powersgd", (2, 3), "rank=2"),

@@ -142,7 +142,6 @@ _ALL = (
             ("radius-density-1", 2, "bucket_mb=0.05 compression.method=radius compression.density=1"),
             ("radius-interval-1", 3, "compression.method=radius compression.interval=1"),
             ("radius-warm-up", 2, f"loop.micro_batch=3 compression.method=radius compression.warmup_steps={STEPS}"),
-            ("radius-zero1", 3, "distributed_optimizer=true compression.method=radius compression.density=1"),
             ("top-k-density-1", 2, "compression.method=top-k compression.density=1"),
         )
     ),

@@ -38,7 +38,6 @@ from aiscale.parallel.radius.mask import (
     positions,
     scores,
     sent_now,
-    spread,
     step_arrived,
     turn_sizes,
     unpack,
@@ -119,18 +118,11 @@ class Radius(Compressor):
     def refresh(self) -> None:
         """Choose new masks, and check that all ranks chose the same."""
         masked = {name: p for p, name in self.names.items() if not is_exempt(name)}
-        # With sharded optimizer states, the owner of a parameter chooses for all.
-        divided = self.run.parallel.distributed_optimizer
-        local = self.optimizer.optim if divided else self.optimizer
-        updated = {p for group in local.param_groups for p in group["params"]}
-        mine = [name for name, p in masked.items() if p in updated]
-        scored = {name: scores(self.optimizer, masked[name]) for name in mine}
+        scored = {name: scores(self.optimizer, p) for name, p in masked.items()}
         config = self.config
         masks = choose(scored, density=config.density, reach=config.range, turns=config.turns)
         for name, mask in masks.items():
             self.mask[masked[name]].copy_(mask)
-        if divided:
-            spread(self.world, {name: self.mask[p] for name, p in masked.items()}, mine)
         for p in masked.values() if config.turns else ():
             self.mask[p].copy_(in_turns(self.mask[p].bool(), config.turns))
         self._count()

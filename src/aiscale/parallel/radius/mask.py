@@ -6,7 +6,6 @@
     packed = pack(gradient, positions(mask, k), residual); unpack(gradient, at, mean); give_back(gradient, residual)
 
 All ranks have the same optimizer states, so they choose the same entries and never send indices; `digest` checks this.
-With ZeRO-1 only the owner of a parameter has its moments: it chooses, and `spread` sends its mask, one bit an entry.
 
 Shapes: N entries of a parameter, flat.
 """
@@ -18,11 +17,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from aiscale.cost.compression import chosen_entries
-from aiscale.distributed import World
 
 CHOSEN = 1  #: in a mask with turns: sent in every sparse step; larger values: sent only in that turn
 
@@ -92,21 +89,6 @@ def sent_now(when: Tensor, turn: int) -> Tensor:
 def turn_sizes(when: Tensor, turns: int) -> list[int]:
     """(entries that are always sent, entries of turn 0, of turn 1, ...); `when` (N,) is from in_turns."""
     return torch.bincount(when, minlength=CHOSEN + 1 + turns)[CHOSEN:].tolist()
-
-
-def spread(world: World, masks: Mapping[str, Tensor], mine: list[str]) -> None:
-    """Fill each mask (N,) in place with that of its owner, the rank that has it among `mine`. Collective."""
-    for rank, names in enumerate(world.gather(mine)):
-        owned = [masks[name] for name in names]
-        if not owned:
-            continue
-        together = torch.cat(owned)
-        bits = torch.from_numpy(np.packbits(together.cpu().numpy())).to(together.device)
-        with world.control():
-            dist.broadcast(bits, src=rank)
-        theirs = torch.from_numpy(np.unpackbits(bits.cpu().numpy(), count=len(together)))
-        for mask, part in zip(owned, theirs.split([len(m) for m in owned]), strict=True):
-            mask.copy_(part)
 
 
 def digest(masks: Iterable[Tensor]) -> str:
