@@ -54,16 +54,9 @@ def test_tokenizing_in_blocks_gives_the_tokens_of_the_whole_text(tokenizer):
         assert [i for block in blocks for i in tokenizer.encode(block)] == whole
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("char", "character 'z' is not among the 3 characters that this char tokenizer has seen"),
-    ],
-)
-def test_unknown_characters_and_words_are_refused_by_name(kind, message):
-    with pytest.raises(ConfigError) as error:
-        learn(kind, ["a b"]).encode("a z")
-    assert message in str(error.value) and "use tokenizer byte or bpe" in str(error.value)
+def test_an_unknown_character_is_refused_by_name():
+    with pytest.raises(ConfigError, match="char 'z' is not among the 3 .* use tokenizer byte or bpe"):
+        learn("char", ["a b"]).encode("a z")
 
 
 def test_bpe_has_the_size_asked_for_and_shortens_the_text():

@@ -43,14 +43,6 @@ def test_both_columns_of_time_are_shares_of_the_dense_time_that_is_saved():
     assert script("radius").SAVING_TARGET == 1 - float(radius[2][2]) / float(dense[2])
 
 
-def test_the_downstream_table_has_every_run_and_its_errors():
-    _, _, *body = rows(published.radius_downstream())
-    assert [row[0] for row in body] == [
-        "dense", "Radius, d 0.5, T 200", "Radius, d 0.4, T 200", "Radius, d 0.4, T 400", "Radius, d 0.1, T 200",
-    ]  # fmt: skip
-    assert body[0][1:] == ["50.2% ± 0.7%", "57.6% ± 1.4%", "18.69"]
-
-
 def test_one_page_draws_published_and_stored_in_four_panels():
     axes = radius_plots.page(RESULTS, times=[(0.4, 0.8)], perplexities=[(0.41, -0.1), (0.1, 4.9)], share=0.5)
     assert axes.shape == (2, 2)

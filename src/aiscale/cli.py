@@ -163,10 +163,6 @@ def _train(args: argparse.Namespace) -> int:
     options = {"overwrite": args.overwrite, "progress": not args.quiet, "note_saved": args.note_saved}
     try:
         result = fit(run, runs_dir=args.runs_dir, resume=resume, **options)
-    except KeyboardInterrupt:  # the second: nobody waits for the checkpoint that is being written
-        if os.environ.get("RANK", "0") == "0":
-            _clear(args, run)
-        raise
     except AlreadyTrained as done:
         if not args.resume_if_any:
             raise
@@ -230,16 +226,7 @@ def _train_here(args: argparse.Namespace, run) -> int:
     alone = argparse.ArgumentParser(add_help=False)
     alone.add_argument("--nproc")
     _, others = alone.parse_known_args(sys.argv[1:])
-    status = launch(args.nproc, ["-m", "aiscale", *others], preload=needed)
-    if status == INTERRUPTED:
-        _clear(args, run)
-    return status
-
-
-def _clear(args: argparse.Namespace, run) -> None:
-    from aiscale.train.records import clear_unfinished
-
-    clear_unfinished(Path(args.runs_dir) / run.name)
+    return launch(args.nproc, ["-m", "aiscale", *others], preload=needed)
 
 
 def _share_cores(nproc: int) -> None:

@@ -138,10 +138,9 @@ def as_type(kind: type, value: object, path: str):
         return tuple(as_type(inner[0], item, f"{path}[{i}]") for i, item in enumerate(value))
     if origin is Mapping:
         require(isinstance(value, dict), f"{path} is {value!r}: it must be a table")
-        items = (
-            (as_type(inner[0], key, path), as_type(inner[1], item, f"{path}.{key}")) for key, item in value.items()
-        )
-        return types.MappingProxyType(dict(items))
+        of_key, of_item = inner
+        table = {as_type(of_key, key, path): as_type(of_item, item, f"{path}.{key}") for key, item in value.items()}
+        return types.MappingProxyType(table)
     if origin is Literal:
         require(value in inner, f"{path} is {value!r}: it must be one of {', '.join(inner)}")
         return value

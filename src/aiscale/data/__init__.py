@@ -3,7 +3,7 @@
 from aiscale.data.clean import clean_corpus, describe, kept
 from aiscale.data.corpus import Corpus, bigram_entropy, embedded_text, find_text, open_corpus, train_tokenizer
 from aiscale.data.filters import band_keys, found_share, similarity, why_dropped
-from aiscale.data.images import NpzDataset, draw_shapes, write_npz
+from aiscale.data.images import draw_shapes
 from aiscale.data.order import Batches
 from aiscale.data.prepare import prepare_corpus
 from aiscale.data.science import package_documents

@@ -34,13 +34,13 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from aiscale.config import ConfigError, require_writable
+from aiscale.config import ConfigError, require_writable, write_whole
 from aiscale.data import science
 from aiscale.data.corpus import find_files
 from aiscale.data.filters import NGRAM, band_keys, ngrams, why_dropped
 from aiscale.data.formats import records_of
 from aiscale.data.order import permute
-from aiscale.data.stored import TOKENIZER, Text, replacing, write_atomically, write_corpus
+from aiscale.data.stored import TOKENIZER, Text, replacing, write_corpus
 from aiscale.data.tokenizers import learn
 
 CUT_CHARS = 2**15  #: a text file is cut at empty lines into documents of about this size
@@ -129,7 +129,7 @@ def clean_corpus(
         raise ConfigError(f"no document of {', '.join(sources)} is left: {describe(report)}")
     report |= {"test_texts": len(texts), "test_ngrams": len(grams)}
     _tokenize(folder, report, bpe_vocab_size, progress)
-    write_atomically(folder / REPORT, json.dumps(report, indent=1).encode())
+    write_whole(folder / REPORT, json.dumps(report, indent=1))
     return report
 
 
@@ -182,7 +182,7 @@ def _tokenize(folder: Path, report: dict, vocab_size: int, progress: bool) -> No
     every = math.ceil(report["kept"]["bytes"] / LEARN_CHARS)
     sample = (d["text"] + "\n" for number, d in enumerate(kept(folder)) if number % every == 0)
     tokenizer = learn("bpe", sample, bpe_vocab_size=vocab_size)
-    write_atomically(folder / TOKENIZER, tokenizer.to_json().encode())
+    write_whole(folder / TOKENIZER, tokenizer.to_json())
     domains = [
         (name, facts, number)
         for number, (name, facts) in enumerate(report["domains"].items())

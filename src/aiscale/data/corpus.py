@@ -30,8 +30,8 @@ from pathlib import Path
 
 import numpy as np
 
-from aiscale.config import ConfigError, DataConfig
-from aiscale.data.stored import MANIFEST, VERSION, Text, is_corpus, read_corpus, write_atomically, write_corpus
+from aiscale.config import ConfigError, DataConfig, write_whole
+from aiscale.data.stored import MANIFEST, VERSION, Text, is_corpus, read_corpus, write_corpus
 from aiscale.data.tokenizers import Tokenizer, learn
 from aiscale.data.toy import toy_text
 
@@ -88,7 +88,7 @@ def train_tokenizer(data: DataConfig) -> Tokenizer:
         return Tokenizer.from_json(file.read_text(encoding="utf-8"))
     tokenizer = learn(data.tokenizer, text.pieces(), bpe_vocab_size=data.bpe_vocab_size)
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, tokenizer.to_json().encode())
+    write_whole(file, tokenizer.to_json())
     return tokenizer
 
 

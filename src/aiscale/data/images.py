@@ -1,25 +1,13 @@
-"""Images for the lesson on a small CNN: folders of .npz files, in the format of OLCF's `NPZDataset`.
+"""Images for the lesson on a small CNN: 10 kinds of shapes, drawn by formulas.
 
-    write_npz("shapes/train", 4000, seed=1)                # 10 kinds of shapes, drawn by formulas, in one file
-    dataset = NpzDataset("shapes/train")
-    image, label = dataset[0]                              # (1,28,28) float32 in [0, 1], and an int
-
-A file holds `images`, (N,H,W) or (N,C,H,W) uint8, and `labels`, (N,). Any folder of such files works, if it
-fits in memory.
+    images, labels = draw_shapes(4000, seed=1)             # (N,1,28,28) uint8 and (N,) int64
 
 N images, C channels, H and W pixels.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
-import torch
-from torch import Tensor
-from torch.utils.data import Dataset
-
-from aiscale.config import ConfigError
 
 #: Masks of the shapes, in coordinates u (right) and v (up): 0 in the centre, about 1 at the rim.
 SHAPES = {
@@ -54,41 +42,3 @@ def draw_shapes(count: int, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     images *= rng.uniform(0.5, 1.0, (count, 1, 1))
     images += rng.normal(0, 0.2, images.shape)
     return (images.clip(0, 1) * 255).astype(np.uint8)[:, None], labels.astype(np.int64)
-
-
-def write_npz(folder: str | Path, count: int, *, seed: int = 0) -> None:
-    """Draw `count` shapes into folder/shapes.npz; the file of an earlier call is replaced."""
-    images, labels = draw_shapes(count, seed=seed)
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(Path(folder) / "shapes.npz", images=images, labels=labels)
-
-
-class NpzDataset(Dataset):
-    """Images and labels of all .npz files in a folder, sorted by name."""
-
-    def __init__(self, folder: str | Path) -> None:
-        files = sorted(Path(folder).glob("*.npz"))
-        if not files:
-            raise ConfigError(f"{folder} holds no .npz files: make some with aiscale.data.write_npz")
-        images, labels = zip(*map(_read, files), strict=True)
-        self.images = np.concatenate(images)  #: (N,C,H,W)
-        self.labels = np.concatenate(labels)  #: (N,)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """(C,H,W) float32 in [0, 1], and the label."""
-        return torch.from_numpy(self.images[index]).float() / 255, int(self.labels[index])
-
-
-def _read(file: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Images (N,C,H,W) and labels (N,) of one file."""
-    with np.load(file) as arrays:
-        images, labels = arrays["images"], arrays["labels"]
-    if len(images) != len(labels) or images.ndim not in (3, 4):
-        raise ConfigError(
-            f"{file} holds images of shape {images.shape} and labels of shape {labels.shape}: "
-            "images must be (N,H,W) or (N,C,H,W) and labels (N,)"
-        )
-    return images[:, None] if images.ndim == 3 else images, labels

@@ -24,7 +24,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from aiscale.config import ConfigError
+from aiscale.config import ConfigError, write_whole
 from aiscale.data.tokenizers import Tokenizer, regroup
 
 VERSION = 3
@@ -122,7 +122,7 @@ def write_corpus(
 ) -> Manifest:
     """Tokenize a text into `folder`, one block at a time; calls report(text bytes done) after each block."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / TOKENIZER, tokenizer.to_json().encode())
+    write_whole(folder / TOKENIZER, tokenizer.to_json())
     digest, text_bytes, tokens = hashlib.sha256(), 0, 0
     with replacing(folder / TOKENS) as stream:
         for block in regroup(text.pieces(), BLOCK_CHARS):
@@ -142,14 +142,8 @@ def write_corpus(
         vocab_size=tokenizer.vocab_size,
         tokenizer_sha256=tokenizer.sha256,
     )
-    write_atomically(folder / MANIFEST, json.dumps(asdict(manifest), indent=2).encode())
+    write_whole(folder / MANIFEST, json.dumps(asdict(manifest), indent=2))
     return manifest
-
-
-def write_atomically(file: Path, content: bytes) -> None:
-    """Write all of the content or leave the file unchanged, whatever happens in between."""
-    with replacing(file) as stream:
-        stream.write(content)
 
 
 @contextmanager

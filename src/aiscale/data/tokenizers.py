@@ -92,36 +92,10 @@ class ByteTokenizer(Tokenizer):
         return bytes(i if i < 256 else 0xFF for i in map(int, ids)).decode(errors="replace")
 
 
-class CharTokenizer(Tokenizer):
-    """The characters of a corpus, sorted by code point."""
-
-    kind = "char"
-
-    def __init__(self, characters: str) -> None:
-        self.characters = characters
-        self.vocab_size = len(characters)
-        codes = np.array([ord(c) for c in characters])
-        self._ids = np.full(codes.max(initial=0) + 2, -1, dtype=np.int32)  # the last entry: all larger code points
-        self._ids[codes] = np.arange(len(codes))
-
-    def _state(self) -> dict:
-        return {"characters": self.characters}
-
-    def _encode(self, text: str) -> np.ndarray:
-        codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
-        ids = self._ids[np.minimum(codes, len(self._ids) - 1)]
-        if len(ids) and ids.min() < 0:
-            raise _unknown("character", text[int(ids.argmin())], self)
-        return ids
-
-    def decode(self, ids: Iterable[int]) -> str:
-        return "".join(self.characters[i] if i < self.vocab_size else UNKNOWN for i in map(int, ids))
-
-
 class WordTokenizer(Tokenizer):
     """The words of a corpus, the most frequent first."""
 
-    kind = "word"
+    kind, token = "word", WORD
 
     def __init__(self, words: list[str]) -> None:
         self.words = words
@@ -133,14 +107,21 @@ class WordTokenizer(Tokenizer):
 
     def _encode(self, text: str) -> np.ndarray:
         try:
-            return np.fromiter(map(self._ids.__getitem__, WORD.findall(text)), dtype=np.int64)
+            return np.fromiter(map(self._ids.__getitem__, self.token.findall(text)), dtype=np.int64)
         except KeyError as error:
-            word = error.args[0]
-            near = [form for form in (" " + word, word.strip()) if form in self._ids]
-            raise _unknown("word", word, self, f" (it knows {near[0]!r})" if near else "") from None
+            raise ConfigError(
+                f"{self.kind} {error.args[0]!r} is not among the {self.vocab_size} that this tokenizer knows: change "
+                "the text, or use tokenizer byte or bpe, which encode every text"
+            ) from None
 
     def decode(self, ids: Iterable[int]) -> str:
         return "".join(self.words[i] if i < self.vocab_size else UNKNOWN for i in map(int, ids))
+
+
+class CharTokenizer(WordTokenizer):
+    """The characters of a corpus, sorted by code point."""
+
+    kind, token = "char", re.compile(r"(?s).")
 
 
 class BPETokenizer(Tokenizer):
@@ -193,7 +174,7 @@ def learn(kind: str, pieces: Iterable[str], *, bpe_vocab_size: int = 1024) -> To
         characters: set[str] = set()
         for piece in pieces:
             characters.update(piece)
-        return CharTokenizer("".join(sorted(characters)))
+        return CharTokenizer(sorted(characters))
     if kind == "word":
         counts: Counter[str] = Counter()
         for block in regroup(pieces):
@@ -229,13 +210,6 @@ def _learn_bpe(pieces: Iterable[str], vocab_size: int) -> BPETokenizer:
     )
     tokenizer.train_from_iterator(regroup(pieces, 2**16), trainer)
     return BPETokenizer(json.loads(tokenizer.to_str()))
-
-
-def _unknown(what: str, which: str, tokenizer: Tokenizer, hint: str = "") -> ConfigError:
-    return ConfigError(
-        f"{what} {which!r} is not among the {tokenizer.vocab_size} {what}s that this {tokenizer.kind} tokenizer has "
-        f"seen{hint}: change the text, or use tokenizer byte or bpe, which encode every text"
-    )
 
 
 def regroup(pieces: Iterable[str], size: int = 2**22) -> Iterator[str]:

@@ -24,6 +24,8 @@ from typing import Literal
 from aiscale.config import ConfigError, hint
 from aiscale.config.run import build
 
+Precision = Literal["fp32", "fp32_matrix", "tf32", "fp16", "bf16", "fp8"]
+Figure = Literal["all", "tflops", "memory", "link"]  #: of an accelerator; all: one source for all
 Verification = Literal["primary", "secondary", "measured"]
 
 
@@ -32,18 +34,14 @@ class Accelerator:
     """One device as torch sees it: a GPU, one GCD of an MI250X, one tile of a Max 1550, a TPU chip, an IPU."""
 
     name: str
-    tflops: Mapping[
-        Literal["fp32", "fp32_matrix", "tf32", "fp16", "bf16", "fp8"], float
-    ]  #: dense peak by precision, 10^12 FLOP/s
+    tflops: Mapping[Precision, float]  #: dense peak by precision, 10^12 FLOP/s
     memory_gb: float  #: 10^9 bytes, as torch reports them
     memory_tb_s: float | None = None  #: 10^12 bytes/s between the device and its memory
     link_gb_s: float | None = None  #: 10^9 bytes/s to its neighbours in the node, all its links, one direction
     library: Literal["nccl", "rccl", "gloo"] = "nccl"  #: of its collectives; others are taken as NCCL's
     torch_names: tuple[str, ...] = ()  #: parts of torch's device name, all of which must occur
     verification: Verification = "secondary"
-    sources: Mapping[Literal["all", "tflops", "memory", "link"], str] = field(
-        default_factory=dict
-    )  #: for tflops, memory, link; "all": one source for all
+    sources: Mapping[Figure, str] = field(default_factory=dict)
 
     @property
     def memory_bytes(self) -> float:

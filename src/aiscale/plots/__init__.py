@@ -17,7 +17,6 @@ from aiscale.plots.bars import (
 )
 from aiscale.plots.collectives import collective, guessed, latency_bandwidth
 from aiscale.plots.curves import loss_curves, speedup
-from aiscale.plots.matrices import matrices
 from aiscale.plots.one_step import pipeline, timeline
 from aiscale.plots.sparsity import density_times, link_speedups, perplexity_trend
 from aiscale.plots.studies import study_ratios

@@ -79,7 +79,6 @@ def _number(cell: str | None) -> str | int | float | None:
 
 DENSE_SHARE = 0.2  #: of all steps, before Radius begins: as published, 60,000 of 300,000
 STEPS = 2000  #: of our runs that stand beside the published ones: the longest that all densities have
-_TESTS = {"lambada_openai": "acc", "winogrande": "acc", "wikitext": "word_perplexity"}
 
 
 def radius_beside_ours(results: Mapping) -> str:
@@ -103,19 +102,6 @@ def radius_beside_ours(results: Mapping) -> str:
         lines.append([name, interval, row["wall_clock_days"], published, row["val_ppl"], theirs, *ours])
     head = ["", "T", "days", "time saved", "validation ppl", "change", "**ours:** time saved", "ppl, change"]
     return _markdown(head, lines)
-
-
-def radius_downstream() -> str:
-    """Downstream results of GPT-2.0B, with the standard error of each test."""
-    scores: dict[str, dict[str, str]] = {}
-    for row in table("radius_downstream"):
-        if row["model"] == "GPT-2.0B" and _TESTS.get(row["task"]) == row["metric"]:
-            name = f"Radius, d {row['density_d']:g}, T {row['update_T']}" if row["density_d"] else "dense"
-            accuracy = row["metric"] == "acc"
-            text = f"{row['value']:.1%} ± {row['stderr']:.1%}" if accuracy else f"{row['value']:.2f}"
-            scores.setdefault(name, {})[row["task"]] = text
-    head = ["", "LAMBADA, accuracy", "WinoGrande, accuracy", "WikiText, perplexity of a word"]
-    return _markdown(head, ([name, *(values[task] for task in _TESTS)] for name, values in scores.items()))
 
 
 def _markdown(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

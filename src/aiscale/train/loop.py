@@ -312,27 +312,19 @@ def _tell(message: str) -> None:
 @contextmanager
 def _setting(stop: threading.Event, *signals: int) -> Iterator[None]:
     """These signals set `stop`, so that the loop ends after its step; a second Ctrl-C raises KeyboardInterrupt. A
-    scheduler's second signal does not: the checkpoint is being written by then. After a second Ctrl-C any exception
-    becomes KeyboardInterrupt, because torch reports the interrupted write as a full disk."""
+    scheduler's second signal does not: the checkpoint is being written by then."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals belong to the main thread
         return
 
-    interrupted = threading.Event()
-
     def request(number: int, frame) -> None:
         if stop.is_set() and number == signal.SIGINT:
-            interrupted.set()
             raise KeyboardInterrupt
         stop.set()
 
     before = {number: signal.signal(number, request) for number in signals}
     try:
         yield
-    except Exception as error:
-        if interrupted.is_set():
-            raise KeyboardInterrupt from error
-        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -193,17 +193,6 @@ def _tokenizer(file: Path) -> Tokenizer:
         raise RunFolderError(f"{file} cannot be read ({reason}): copy it from where the run was") from None
 
 
-def clear_unfinished(path: Path) -> None:
-    """Remove what a run that was interrupted twice was writing, unless another process goes on with it."""
-    records = Records(path)
-    with suppress(RunFolderError, OSError):
-        records.lock()
-        for part in [*path.glob(".*.partial"), *path.glob("checkpoints/.step_*")]:
-            gone = part.rename(part.with_suffix(".gone"))  # at once: a thread may be writing there
-            shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
-    records.close()
-
-
 def versions() -> dict[str, str]:
     """The versions of Python and the packages that matter, and aiscale's commit if it runs from a checkout."""
     facts = {"python": platform.python_version()}

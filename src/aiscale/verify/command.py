@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,23 +17,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from aiscale.verify import choose, table, verify
+    from aiscale.verify import choose, verify
 
     if args.list:
         print(*(case.name for case in choose(args.cases)), sep="\n")
         return 0
-    progress, done = Console(stderr=True, highlight=False), []
-
-    def report(verdict) -> None:
-        done.append(verdict)
-        state = "holds" if verdict.holds else f"differs {verdict.error}"
-        progress.print(f"{len(done):3} {verdict.case.name}: {state} ({verdict.seconds:.1f} s)", markup=False)
-
-    verdicts = verify(args.cases, report=report)
+    verdicts = verify(args.cases, report=lambda verdict: print(verdict, file=sys.stderr, flush=True))
     if args.json:
         print(json.dumps([verdict.to_dict() for verdict in verdicts], indent=2))
-    else:
-        Console().print(table(verdicts))
-    return 0 if all(verdict.holds for verdict in verdicts) else 1
+    held = sum(verdict.holds for verdict in verdicts)
+    print(f"{held} of {len(verdicts)} hold", file=sys.stderr if args.json else sys.stdout)
+    return 0 if held == len(verdicts) else 1

@@ -1,6 +1,6 @@
 """Compares every strategy with serial: same data, global batch and seed, so the same losses and weights.
 
-    aiscale verify                      # all cases, a table; exit status 0 only if every case holds
+    aiscale verify                      # all cases; exit status 0 only if every case holds
     aiscale verify 'zero*' ddp-x2 --json
 
 Each case is a job as a user would start it (`mpiexec -n 2 python -m aiscale train ...`). After 20 steps its files are
@@ -21,16 +21,13 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
 
 from aiscale import checkpoint
 from aiscale.config import ConfigError, hint
@@ -73,6 +70,12 @@ class Verdict:
     def differences(self) -> tuple[float, ...]:
         return self.loss_difference, self.eval_difference, self.norm_difference, self.weight_difference
 
+    def __str__(self) -> str:
+        state = "holds" if self.holds else "failed" if self.error else "differs"
+        numbers = zip(("loss", "eval", "norm", "weights"), self.differences, strict=True)
+        said = self.error or ", ".join(f"{name} {difference:.0e}" for name, difference in numbers)
+        return f"{self.case.name}: {state}: {said} (allowed {self.tolerance:.0e}, {self.seconds:.1f} s)"
+
     def to_dict(self) -> dict:
         setting = {name: getattr(self.case, name) for name in ("strategy", "ranks", "reference", "precision")}
         result = {**asdict(self), "case": self.case.name, "seconds": round(self.seconds, 1)}
@@ -100,26 +103,6 @@ def verify(names: Iterable[str] = (), *, report: Callable[[Verdict], None] = lam
             for batch in (references.values(), later):
                 list(pool.map(judge, batch))
     return [verdicts[case.name] for case in selection]
-
-
-def table(verdicts: Sequence[Verdict]) -> Table:
-    """The verdicts for a terminal: one row per case, with its differences and the tolerance.
-
-    Console().print(table(verify()))
-    """
-    errors = [f"{verdict.case.name}: {verdict.error}" for verdict in verdicts if verdict.error]
-    count = f"{sum(verdict.holds for verdict in verdicts)} of {len(verdicts)} hold"
-    # As Text, because an error may contain what rich takes for markup.
-    result = Table(
-        box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=Text("\n".join([count, *errors])), caption_justify="left"
-    )
-    for column in ("case", "loss", "eval", "norm", "weights", "allowed", ""):
-        result.add_column(column, justify="left" if column in ("case", "") else "right", no_wrap=True)
-    for v in verdicts:
-        state = Text("holds", "green") if v.holds else Text("failed" if v.error else "differs", "red")
-        numbers = ["-" if v.error else f"{difference:.0e}" for difference in v.differences]
-        result.add_row(v.case.name, *numbers, f"{v.tolerance:.0e}", state)
-    return result
 
 
 def choose(patterns: Iterable[str]) -> list[Case]:
