@@ -91,7 +91,7 @@ def test_a_rank_that_cannot_write_is_named_by_all_and_no_partial_checkpoint_rema
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("strategy", ["zero", "megatron"])
+@pytest.mark.parametrize("strategy", ["fsdp", "megatron"])
 def test_a_full_disk_is_reported_in_one_line_and_the_previous_checkpoint_remains(strategy, trained, tmp_path):
     """A limit on file size simulates a full disk: the same library calls fail."""
     shutil.copytree(trained(strategy)[0], tmp_path / "runs")

@@ -132,7 +132,7 @@ def read_note(path: Path) -> dict:
     """The checkpoint's note: format version, step, ranks that wrote it. Raises CheckpointError."""
     try:
         note = json.loads((path / NOTE).read_text())
-        version, _, kind = note["format_version"], note["step"], note["format"]
+        version, _, _ = note["format_version"], note["step"], note["format"]
     except (OSError, ValueError, TypeError, KeyError):
         raise CheckpointError(f"{path} is not a checkpoint of aiscale: it has no readable {NOTE}") from None
     if note != integrity.seal(note):
@@ -140,10 +140,6 @@ def read_note(path: Path) -> dict:
     if version != FORMAT_VERSION:
         raise CheckpointError(
             f"{path} has format version {version}, this aiscale reads {FORMAT_VERSION}: use the aiscale that wrote it"
-        )
-    if kind not in ("dcp", *READERS):
-        raise CheckpointError(
-            f"{path} has the format {kind}, this aiscale reads dcp, {', '.join(READERS)}: use the one that wrote it"
         )
     return note
 

@@ -53,4 +53,4 @@ from aiscale.cost.schedules import (
     stage_ranks,
 )
 from aiscale.cost.strategies import held_bytes, step_bytes, step_traffic
-from aiscale.cost.timelines import Event, ddp_timeline, prefetch_timeline, scaled_lr, speedup
+from aiscale.cost.timelines import Event, ddp_timeline, prefetch_timeline

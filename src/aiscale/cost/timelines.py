@@ -1,8 +1,7 @@
-"""Predicted time of a data-parallel step, its scaling, and the timeline of an FSDP step.
+"""Predicted time of a data-parallel step, and the timeline of an FSDP step.
 
     ddp_timeline(forward_s, backward_s, gradient_bytes, world, link)                   # events for plots.timeline
     prefetch_timeline(6, gather_s=0.02, block_s=0.02, ahead=1)                         # events of an FSDP pass
-    scaled_lr(0.1, base_batch=256, batch=8192)                                         # linear scaling rule
 
 DDP (Li et al. 2020, "PyTorch Distributed", section 3.2.3): gradients appear evenly over the backward pass, last layer
 first; a full bucket's all-reduce starts at once; all-reduces run one after another. Communication after the end of the
@@ -11,8 +10,7 @@ backward pass is exposed: the optimizer waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from aiscale.config import ConfigError
 from aiscale.cost.communication import AlphaBeta
@@ -81,25 +79,3 @@ def prefetch_timeline(n_blocks: int, gather_s: float, block_s: float, ahead: int
             events.append(Event(0, str(unit), now, now + block_s, "forward"))
             now += block_s
     return sorted(events, key=lambda event: event.start_s)
-
-
-def speedup(kind: Literal["strong", "weak"], worlds: Sequence[int], seconds: Sequence[float]) -> list[float]:
-    """Samples per second relative to the first entry, which must be the run on one rank."""
-    if not worlds or worlds[0] != 1:
-        raise ConfigError(f"worlds is {list(worlds)}: the first entry must be the run on 1 rank")
-    work = [1 if kind == "strong" else world for world in worlds]
-    return [n * seconds[0] / s for n, s in zip(work, seconds, strict=True)]
-
-
-def scaled_lr(base_lr: float, base_batch: int, batch: int, rule: Literal["linear", "sqrt"] = "linear") -> float:
-    """The learning rate for another global batch.
-
-    linear (Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.1): k times the batch, k times the rate,
-    reached by warm-up over the first 5 epochs. sqrt: for Adam's normalised steps (Malladi et al. 2022).
-    """
-    if min(base_lr, base_batch, batch) <= 0:
-        raise ConfigError(f"base_lr {base_lr}, base_batch {base_batch}, batch {batch}: all must be greater than 0")
-    if rule not in ("linear", "sqrt"):
-        raise ConfigError(f"rule is {rule!r}: it must be linear or sqrt")
-    k = batch / base_batch
-    return base_lr * (k if rule == "linear" else k**0.5)

@@ -196,8 +196,6 @@ def connect(device: str = "auto", timeout_s: float = 300.0, *, backend: str = "a
     if place.launcher == "mpiexec" and place.size > 1:
         end_job_on_uncaught_error()  # after torch, whose own hook delays what the earlier hook prints
     world.processes = world.gather((socket.gethostname(), os.getpid()))
-    if world.backend == "nccl":
-        refuse_shared_gpus(world.gather((socket.gethostname(), str(torch.cuda.get_device_properties(here).uuid))))
     return world
 
 
@@ -229,16 +227,6 @@ def _portable(error: Exception) -> Exception:
         return error
     except Exception:
         return PeerError(f"rank 0 failed: {type(error).__name__}: {error}")
-
-
-def refuse_shared_gpus(gpus: list[tuple[str, str]]) -> None:
-    """NCCL needs one GPU per rank and reports it late and at length. `gpus`: (host, GPU) of every rank."""
-    for rank, gpu in enumerate(gpus):
-        if (first := gpus.index(gpu)) != rank:
-            raise ConnectError(
-                f"ranks {first} and {rank} on {gpu[0]} were given the same GPU: start one rank for each GPU "
-                "(srun --gpus-per-task=1), or set loop.backend=gloo to share it, or loop.device=cpu"
-            )
 
 
 def pick_device(device: str, place: Launch, shared: bool = False) -> torch.device:

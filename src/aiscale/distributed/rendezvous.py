@@ -100,15 +100,30 @@ def meeting_point(place: Launch) -> tuple[str, int]:
 
 
 def _ask_mpi(place: Launch) -> tuple[str, int]:
-    """Rank 0 picks a free port and broadcasts it over MPI."""
-    comm = _mpi_world(place)
+    """Rank 0 picks a free port and broadcasts it over MPI, which listens on the loopback only if all ranks are on this
+    machine."""
+    if place.local_size == place.size:
+        for name in ("UCX_NET_DEVICES", "FI_TCP_IFACE"):  # of the libraries that MPI sends with
+            os.environ.setdefault(name, LOOPBACK_CARD)
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConnectError(
+            f"mpi4py cannot load an MPI library ({reason}): pip install mpich, or load your site's MPI module"
+        ) from None
+    if MPI.COMM_WORLD.size != place.size:
+        raise ConnectError(
+            f"mpiexec started {place.size} processes, but MPI joined {MPI.COMM_WORLD.size}: use the mpiexec of the MPI "
+            "that mpi4py loads"
+        )
     there = None
     if place.rank == 0:
         with socket.socket() as probe:
             probe.bind(("", 0))
             here = LOOPBACK if place.local_size == place.size else socket.gethostname()
             there = here, probe.getsockname()[1]
-    return comm.bcast(there, root=0)
+    return MPI.COMM_WORLD.bcast(there, root=0)
 
 
 def _slurm_first_host() -> str:
@@ -197,25 +212,3 @@ def _read(name: str, env: Mapping[str, str], rank: str, size: str, local_rank: s
     there = {"rank": env[rank], "size": env[size]}
     there |= {"local_rank": env.get(local_rank, 0), "local_size": env.get(local_size, env[size])}
     return Launch(launcher=name, **{key: int(value) for key, value in there.items()})
-
-
-def _mpi_world(place: Launch):
-    """mpi4py's COMM_WORLD, which listens on the loopback only if all ranks are on this machine; raises ConnectError if
-    its size differs from the launcher's."""
-    if place.launcher == "mpiexec" and place.local_size == place.size:
-        for name in ("UCX_NET_DEVICES", "FI_TCP_IFACE"):  # of the libraries that MPI sends with
-            os.environ.setdefault(name, LOOPBACK_CARD)
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConnectError(
-            f"mpi4py cannot load an MPI library ({reason}): pip install mpich, or load your site's MPI module"
-        ) from None
-    comm = MPI.COMM_WORLD
-    if comm.size != place.size:
-        raise ConnectError(
-            f"{place.launcher} started {place.size} processes, but MPI joined {comm.size}: use the mpiexec of the MPI "
-            "that mpi4py loads, or srun --mpi=pmix"
-        )
-    return comm

@@ -12,8 +12,6 @@ Shapes: B batch, T tokens, V vocabulary.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -181,8 +179,7 @@ class HFModel(nn.Module):
     def save_pretrained(self, folder: str | Path) -> None:
         """Write a folder that `AutoModelForCausalLM.from_pretrained` opens."""
         self.inner.config.use_cache = True
-        with _quiet():
-            self.inner.save_pretrained(folder)
+        self.inner.save_pretrained(folder)
 
 
 def hidden_tokens(tokens: Tensor) -> Tensor:
@@ -194,36 +191,28 @@ def hidden_tokens(tokens: Tensor) -> Tensor:
     return torch.zeros_like(tokens, dtype=torch.bool).scatter_(1, positions, True)
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> None:
     """Silence transformers' progress bars and warnings, which every rank would print."""
     from transformers.utils import logging
 
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def _instantiate(config: HFModelConfig, hf_config, weights: bool) -> nn.Module:
     """transformers' model, with torch's fused attention if it supports that (GPT-J does not)."""
     import transformers
 
+    _quiet()
     kind, folder = getattr(transformers, _AUTO[config.objective]), Path(config.folder)
     start = weights and config.folder and [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
     error = None
     for attention in ("sdpa", "eager"):
         how = {"dtype": torch.float32, "attn_implementation": attention}
         try:
-            with _quiet():
-                if start:
-                    return kind.from_pretrained(folder, config=hf_config, local_files_only=True, **how)
-                return kind.from_config(hf_config, **how)
+            if start:
+                return kind.from_pretrained(folder, config=hf_config, local_files_only=True, **how)
+            return kind.from_config(hf_config, **how)
         except (ValueError, RuntimeError, OSError) as problem:
             error = problem
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

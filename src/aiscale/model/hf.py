@@ -31,13 +31,17 @@ def write(folder, config: ModelConfig, state: dict[str, Tensor]) -> None:
     dtype = str(state["token_embedding.weight"].dtype).removeprefix("torch.")
     if _is_gpt2(config):
         raw, tensors = _gpt2(config, state)
-    elif wrong := _problems(config):
-        raise ConfigError(
-            f"no format of transformers holds {' with '.join(wrong)}: GPT-2's has learned positions, GPT-NeoX's rotary "
-            "ones and LayerNorm, Llama's rotary ones, RMSNorm and a gate, each with its biases: keep the checkpoint"
-        )
+    elif _is_llama(config):
+        raw, tensors = _llama(config, state)
+    elif _is_neox(config):
+        raw, tensors = _neox(config, state)
     else:
-        raw, tensors = (_llama if config.norm == "rmsnorm" else _neox)(config, state)
+        raise ConfigError(
+            f"no format of transformers holds model.position {config.position} with norm {config.norm}, activation "
+            f"{config.activation}, {config.kv_heads} of {config.n_head} key/value heads, bias {config.bias} and "
+            f"parallel_residual {config.parallel_residual}: GPT-2's has learned positions, GPT-NeoX's rotary ones and "
+            "LayerNorm, Llama's rotary ones, RMSNorm and a gate, each with its biases: keep the checkpoint"
+        )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
@@ -85,21 +89,13 @@ def _is_gpt2(config: ModelConfig) -> bool:
     return same and not config.parallel_residual and not config.gated and config.kv_heads == config.n_head
 
 
-def _problems(config: ModelConfig) -> list[str]:
-    """The options of ModelConfig that neither GPT-NeoX nor Llama has."""
-    rotary, llama = config.position == "rotary", config.norm == "rmsnorm"
-    norm = f"model.norm {config.norm}"
-    settings = [] if rotary else [f"model.position {config.position}"]
-    if llama != config.gated:
-        settings += [norm, f"model.activation {config.activation}"]
-    settings += [norm] if config.norm == "deepnorm" else []
-    if llama and config.parallel_residual:
-        settings += [norm, "model.parallel_residual true"]
-    if not llama and config.kv_heads != config.n_head:
-        settings += [norm if rotary else "", f"model.n_kv_head {config.kv_heads}"]
-    if not llama and not config.bias:
-        settings += [norm if rotary else "", "model.bias false"]
-    return [*dict.fromkeys(filter(None, settings))]
+def _is_llama(config: ModelConfig) -> bool:
+    return config.norm == "rmsnorm" and config.position == "rotary" and config.gated and not config.parallel_residual
+
+
+def _is_neox(config: ModelConfig) -> bool:
+    same = config.norm == "layernorm" and config.position == "rotary" and config.bias
+    return same and not config.gated and config.kv_heads == config.n_head
 
 
 def _shared(config: ModelConfig) -> dict:

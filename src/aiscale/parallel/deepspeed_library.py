@@ -15,13 +15,10 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from unittest.mock import patch
+from collections.abc import Iterator
 
 import torch
 
-from aiscale.checkpoint import flush
 from aiscale.distributed import World
 
 
@@ -68,40 +65,6 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-
-
-class DelayedFiles:
-    """A DeepSpeed checkpoint engine that defers writing to `write()`, which also flushes."""
-
-    def __init__(self, real) -> None:
-        self.real = real
-        self._writing: list[Callable[[], None]] = []
-
-    def __getattr__(self, name: str):
-        return getattr(self.real, name)
-
-    def save(self, state_dict: dict, path: str) -> None:
-        def write() -> None:
-            self.real.save(state_dict, path)
-            flush(Path(path))
-
-        self._writing.append(write)
-
-    def write(self) -> None:
-        """Write the files."""
-        for each in self._writing:
-            each()
-
-    @contextlib.contextmanager
-    def instead(self, engine) -> Iterator[None]:
-        """Inside, what DeepSpeed's engine would write comes here, also the scripts that rank 0 alone copies.
-
-        Without it a full disk would fail rank 0 in the middle of DeepSpeed's save, with the others in a collective.
-        """
-        copy = engine._copy_recovery_script
-        copy_later = patch.object(engine, "_copy_recovery_script", lambda to: self._writing.append(lambda: copy(to)))
-        with patch.object(engine, "checkpoint_engine", self), copy_later:
-            yield
 
 
 @contextlib.contextmanager

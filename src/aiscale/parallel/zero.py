@@ -30,13 +30,13 @@ from torch.nn.functional import pad
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from aiscale import cost
-from aiscale.checkpoint import CheckpointError
+from aiscale.checkpoint import CheckpointError, flush
 from aiscale.config import ConfigError, Run
 from aiscale.distributed import World
 from aiscale.meter import held_bytes
 from aiscale.model.build import count_parameters
 from aiscale.optim import clip_, set_lr
-from aiscale.parallel.deepspeed_library import DelayedFiles, calling, forget_groups, import_deepspeed, quiet
+from aiscale.parallel.deepspeed_library import calling, forget_groups, import_deepspeed, quiet
 from aiscale.parallel.serial import Engine, MicroBatch
 
 _TAG = "deepspeed"  #: DeepSpeed's folder inside a checkpoint
@@ -239,10 +239,10 @@ class ZeROEngine(Engine):
 
     def write(self, folder: Path) -> None:
         """DeepSpeed's save_checkpoint into `folder`. Collective."""
-        delayed = DelayedFiles(self.engine.checkpoint_engine)
-        with delayed.instead(self.engine), calling(self.world):
+        with calling(self.world):
             self.engine.save_checkpoint(str(folder), tag=_TAG)
-        self.world.together(delayed.write)
+        for file in filter(Path.is_file, folder.rglob("*")):
+            flush(file)
 
     def read(self, folder: Path, note: dict) -> None:
         """DeepSpeed's load_checkpoint from `folder`. Collective. Raises CheckpointError for another world size or

@@ -42,11 +42,6 @@ class PowerSGD(Compressor):
                 f"compression.wire {config.wire} with compression.method powersgd: torch's hook sends its factors "
                 "in the gradients' own precision: set wire=same"
             )
-        if world.device.type == "cpu" and torch.cuda.is_available():
-            raise ConfigError(
-                "compression.method powersgd with loop.device=cpu where torch sees a GPU: torch's hook waits for the "
-                "GPU after every bucket: set CUDA_VISIBLE_DEVICES= to hide it"
-            )
         self.powersgd = PowerSGDState(
             process_group=None,
             matrix_approximation_rank=config.rank,
@@ -71,11 +66,6 @@ class PowerSGD(Compressor):
         return needed
 
     def hook(self, bucket: dist.GradBucket) -> Future[Tensor]:
-        if self.world.backend == "gloo" and not (bucket.index() == 0 and bucket.is_last()):
-            raise ConfigError(
-                "compression.method powersgd on gloo needs all gradients in one bucket, but DDP made several, as it "
-                "does for parameters of several types: use one type, or another method"
-            )
         self.check_finite(bucket.parameters(), bucket.gradients())
         return powerSGD_hook(self.powersgd, bucket)
 

@@ -108,7 +108,6 @@ class MegatronEngine(Engine):
         self._fill(initial.__getitem__)
 
     def accumulate(self, micro_batches: list[MicroBatch]) -> float:
-        self._check_tokens(micro_batches)
         with self._adapted():
             for chunk in self.chunks:
                 chunk.zero_grad_buffer()
@@ -298,12 +297,3 @@ class MegatronEngine(Engine):
         """Sum of the last stages' values over data-parallel ranks, on every rank."""
         has_value = self.is_last and self.tp_rank == 0
         return self.world.sum(value if has_value else 0.0)
-
-    def _check_tokens(self, micro_batches: list[MicroBatch]) -> None:
-        """Refuse tokens beyond the vocabulary, as serial does; Megatron-Core would embed them as zeros."""
-        most = max(int(part.max()) for batch in micro_batches for part in batch)
-        if most >= self.run.model.vocab_size:
-            raise ConfigError(
-                f"token {most}, but model.vocab_size {self.run.model.vocab_size} ends at "
-                f"{self.run.model.vocab_size - 1}: raise it, or use the tokenizer that the model was made for"
-            )
