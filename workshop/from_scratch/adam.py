@@ -11,12 +11,8 @@ class Adam:
     def __init__(self, parameters, lr=3e-4, beta1=0.9, beta2=0.999, eps=1e-8):
         self.parameters, self.lr, self.beta1, self.beta2, self.eps = parameters, lr, beta1, beta2, eps
         self.steps = 0
-        self.m = {name: self.zeros(w) for name, w in parameters.items()}
-        self.v = {name: self.zeros(w) for name, w in parameters.items()}
-
-    @staticmethod
-    def zeros(w):
-        return tensor.device.zeros(*w.shape, dtype=w.array.dtype)
+        self.m = {name: tensor.device.zeros(*w.shape) for name, w in parameters.items()}
+        self.v = {name: tensor.device.zeros(*w.shape) for name, w in parameters.items()}
 
     def step(self):
         self.steps += 1

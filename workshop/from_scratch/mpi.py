@@ -1,0 +1,118 @@
+"""Stage 1: ranks of MPI. Each computes the gradients of its share of a batch; their mean is the whole batch's."""
+
+import os
+import sys
+import traceback
+
+import numpy as np
+
+from . import tensor
+
+BUCKET_BYTES = 4 << 20  # gradients travel in messages of about this size while others are computed
+STARTED_BY = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")  # what mpiexec or srun tells its processes
+
+
+def ranks():
+    """The ranks that mpiexec or srun started, or the one process that there is."""
+    if any(name in os.environ for name in STARTED_BY):
+        from mpi4py import MPI
+
+        return Ranks(MPI)
+    return OneRank()
+
+
+class OneRank:
+    rank, size = 0, 1
+
+    def broadcast(self, make):
+        return make()
+
+    def broadcast_parameters(self, parameters):
+        pass
+
+    def backward(self, loss, parameters, overlap):
+        loss.backward()
+
+    def mean(self, number):
+        return number
+
+    def gather(self, items):
+        return [items]
+
+
+class Ranks:
+    def __init__(self, MPI):
+        self.MPI, self.comm = MPI, MPI.COMM_WORLD
+        self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
+        sys.excepthook = self.abort
+
+    def abort(self, *error):
+        """A rank that fails ends all of them: they would wait for its messages."""
+        traceback.print_exception(*error)
+        self.comm.Abort(1)
+
+    def broadcast(self, make):
+        """What rank 0 makes, to all."""
+        return self.comm.bcast(make() if self.rank == 0 else None)
+
+    def broadcast_parameters(self, parameters):
+        """Rank 0's, in one message."""
+        flat = np.concatenate([tensor.device.to_host(w.array).ravel() for w in parameters.values()])
+        self.comm.Bcast(flat)
+        for w, part in zip(parameters.values(), cut(flat, parameters.values()), strict=True):
+            w.array = tensor.device.to_device(part)
+
+    def backward(self, loss, parameters, overlap):
+        """Gradients of the whole batch on every rank: in one message at the end, or in several on the way."""
+        # backward() completes the last layer's gradients first, so they come first in the buffer.
+        leaves = list(reversed(parameters.values()))
+        flat = np.empty(sum(w.array.size for w in leaves), np.float32)
+        parts = {id(w): part for w, part in zip(leaves, cut(flat, leaves), strict=True)}
+        sums = Sums(self.MPI, flat, BUCKET_BYTES if overlap else flat.nbytes)
+
+        def ready(leaf):
+            if id(leaf) in parts:
+                parts[id(leaf)][...] = tensor.device.to_host(leaf.grad)
+                sums.add(leaf.array.size)
+
+        loss.backward(ready)
+        sums.wait()
+        flat /= self.size
+        for w in leaves:
+            w.grad = tensor.device.to_device(parts[id(w)])
+
+    def mean(self, number):
+        return self.comm.allreduce(number) / self.size
+
+    def gather(self, items):
+        """Each rank's items, on rank 0; None on the others."""
+        return self.comm.gather(items)
+
+
+class Sums:
+    """Sums of a buffer over all ranks, a bucket at a time, each begun as soon as its last gradient is there."""
+
+    def __init__(self, MPI, flat, bucket_bytes):
+        self.MPI, self.flat, self.bucket_bytes = MPI, flat, bucket_bytes
+        self.begin = self.end = 0
+        self.requests = []
+
+    def add(self, n_numbers):
+        """n_numbers more of the buffer are this rank's final ones."""
+        self.end += n_numbers
+        bucket = self.flat[self.begin : self.end]
+        if bucket.nbytes >= self.bucket_bytes or self.end == self.flat.size:
+            self.requests.append(self.MPI.COMM_WORLD.Iallreduce(self.MPI.IN_PLACE, bucket))
+            self.begin = self.end
+        self.MPI.Request.Testall(self.requests)  # many MPIs move data only while one of their functions runs
+
+    def wait(self):
+        self.MPI.Request.Waitall(self.requests)
+
+
+def cut(flat, tensors):
+    """A piece of the buffer for each tensor, in its shape. They are views: what is written there is in the buffer."""
+    end = 0
+    for w in tensors:
+        begin, end = end, end + w.array.size
+        yield flat[begin:end].reshape(w.shape)
