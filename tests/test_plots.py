@@ -84,12 +84,6 @@ def test_memory_bars_are_as_long_as_the_bytes():
     assert min(ax.get_ylim()) < -0.5, "the first bar is whole below the words of the device's memory"
 
 
-def test_the_breakdown_adds_up_to_a_hundred():
-    drawn = bars(plots.parameter_breakdown({"small": MODEL}))
-    assert sum(drawn.values()) == pytest.approx(100)
-    assert drawn["_mlp"] == pytest.approx(100 * cost.parameters(MODEL)["mlp"] / cost.parameter_count(MODEL))
-
-
 def test_the_timeline_draws_every_event_at_its_rank_and_time():
     events = [(1, "backward", 0.010, 0.030, "backward"), (1, "all-reduce 1", 0.020, 0.040, "communication")]
     ax = plots.timeline(events)

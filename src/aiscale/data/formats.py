@@ -65,25 +65,16 @@ def load_rows(what: str, **arguments) -> Iterable[dict]:
         return load_dataset(split="train", **arguments)
     except Exception as error:  # the library passes on the errors of its many back ends
         raise ConfigError(
-            f"{what} cannot be read by `datasets` ({first_line(error)}): check the name and the network, or fetch "
+            f"{what} cannot be read by `datasets` ({str(error)[:120]!r}): check the name and the network, or fetch "
             "its files elsewhere and name them instead"
         ) from None
 
 
 def with_text(rows: Iterable[dict], what: str, field: str) -> Iterator[dict]:
-    try:
-        for row in rows:
-            if not isinstance(row.get(field), str):
-                raise ConfigError(
-                    f"a record of {what} has no text in field {field!r}: its fields are {', '.join(row)}; "
-                    "name the right one with --field"
-                )
-            yield row
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"{what} cannot be read: {first_line(error)}") from None
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    for row in rows:
+        if not isinstance(row.get(field), str):
+            raise ConfigError(
+                f"a record of {what} has no text in field {field!r}: its fields are {', '.join(row)}; "
+                "name the right one with --field"
+            )
+        yield row

@@ -89,28 +89,19 @@ def read_manifest(folder: Path) -> Manifest:
         raise CorpusError(f"there is no folder {folder}: name one that `aiscale data prepare` has made")
     if not (folder / MANIFEST).is_file():
         raise CorpusError(f"{folder} is an unfinished corpus (no {MANIFEST}): run `aiscale data prepare` again")
-    again = f"delete {folder} and prepare the corpus again"
     try:
-        tree = json.loads(_read_text(folder / MANIFEST))
-        version = tree["version"]
-        manifest = Manifest(**tree) if version == VERSION else None
-    except (AttributeError, TypeError, KeyError, ValueError):
-        raise CorpusError(f"{folder / MANIFEST} is damaged: {again}") from None
-    if manifest is None:
-        raise CorpusError(f"{folder / MANIFEST} has version {version}, this aiscale reads {VERSION}: {again}")
+        manifest = Manifest(**json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
+    except (TypeError, ValueError):
+        manifest = None
+    if manifest is None or manifest.version != VERSION:
+        what = f"{folder / MANIFEST} is damaged, or of another version than this aiscale's {VERSION}"
+        raise CorpusError(f"{what}: delete {folder} and prepare the corpus again")
     return manifest
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a folder, finished or not."""
-    return Tokenizer.from_json(_read_text(folder / TOKENIZER))
-
-
-def _read_text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CorpusError(f"{file} cannot be read: {error}") from None
+    return Tokenizer.from_json((folder / TOKENIZER).read_text(encoding="utf-8"))
 
 
 def write_corpus(

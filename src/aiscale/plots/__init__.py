@@ -11,7 +11,6 @@ from aiscale.plots.bars import (
     COLLECTIVE_COLORS,
     PART_COLORS,
     memory_bars,
-    parameter_breakdown,
     published_vs_measured,
     traffic_bars,
 )

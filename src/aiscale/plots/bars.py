@@ -1,9 +1,8 @@
-"""Horizontal bars: bytes, published values beside measured ones, a model's parameters.
+"""Horizontal bars: bytes, published values beside measured ones.
 
 plots.memory_bars({"fp32": cost.training_bytes(model, 8, 256), "bf16": {...}}, {"fp32": measured, ...})
 plots.traffic_bars({"zero1": {"all_reduce": 4e6}}, {"zero1": {"all_reduce": 4e6}}, unit_bytes=2e6, unit="weights")
 plots.published_vs_measured(published, measured, xlabel="training time (s)", source="CS455 slides")
-plots.parameter_breakdown({"gpt2": recipe("gpt2").model, ...})
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from aiscale import cost
-from aiscale.config import ModelConfig
 from aiscale.plots import style
 
 Bytes = Mapping[str, Mapping[str, float]]  #: {configuration: {category or collective: bytes}}
@@ -169,30 +166,3 @@ def _value_bar(ax: Axes, y: float, left: float, value: float, kind: str, color: 
         style.draw(ax, "published", [value], [y], color, clip_on=False)
     place = {"textcoords": "offset points", "xytext": (7, 0), "va": "center", "fontsize": 8.5}
     ax.annotate(f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}", (value, y), color=style.INK, **place)
-
-
-def parameter_breakdown(models: Mapping[str, ModelConfig]) -> Axes:
-    """The share of the parameters in each part, one bar per model, with the total at its end."""
-    ax = style.new_axes(None, 7.5, 0.95 + 0.36 * len(models))
-    used = {}
-    for row, model in enumerate(models.values()):
-        parts, total, left = cost.parameters(model), cost.parameter_count(model), 0.0
-        for part, color in PART_COLORS.items():
-            share = 100 * parts[part] / total
-            if not share:
-                continue
-            used[part.replace("_", " ")] = color
-            ax.barh(row, share, left=left, height=0.72, color=color, edgecolor=style.PAPER, label=f"_{part}")
-            if share > 6:
-                ink = style.text_color(color)
-                ax.text(left + share / 2, row, f"{share:.0f}", ha="center", va="center", fontsize=8, color=ink)
-            left += share
-        place = {"textcoords": "offset points", "xytext": (6, 0), "va": "center", "annotation_clip": False}
-        ax.annotate(style.format_count(total), (100, row), **place)
-    ax.set_yticks(range(len(models)), list(models))
-    ax.set_ylim(len(models) - 0.4, -0.6)
-    ax.set_xlim(0, 100)
-    ax.grid(False)
-    ax.set_xlabel("share of the parameters (%)")
-    style.legend_above(ax, style.legend_handles(used, bars=True))
-    return ax
