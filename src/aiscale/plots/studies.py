@@ -22,7 +22,7 @@ def study_ratios(cells: Mapping[str, Sequence[Mapping[str, float]]], names: Sequ
             ax.plot([ratio["low"], ratio["high"]], [at, at], color=look["color"])
             ax.plot(ratio["median"], at, **look, linestyle="", label="" if y or not names else names[i])
     ax.axvline(1, color=style.MUTED, linestyle=":", zorder=0)
-    ax.set(xscale="log", xlabel="median step times steps, over the base's", ylim=(len(cells) - 0.4, -0.6))
+    ax.set(xscale="log", xlabel="time of an epoch over that of the base beside it", ylim=(len(cells) - 0.4, -0.6))
     ax.set_yticks(range(len(cells)), cells)
     ax.minorticks_off()
     low, high = ax.get_xlim()
