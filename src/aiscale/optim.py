@@ -1,11 +1,7 @@
 """The optimizer and its learning rate, the same for every strategy.
 
 optimizer = build_optimizer(model, run.optimizer)
-for step in range(total_steps):
-    set_lr(optimizer, lr_at(step, total_steps, run.optimizer))
-    loss = model(x, y); loss.backward()
-    grad_norm = clip_(model.parameters(), run.optimizer.clip_norm)
-    optimizer.step(); optimizer.zero_grad()
+set_lr(optimizer, lr_at(step, total_steps, run.optimizer))
 
 torch's own are SGD, Adam, AdamW and Adafactor. LARS, LAMB and Muon are here (`ByTensor`): torch has no LARS and LAMB,
 and its Muon takes matrices only and no shards of them. All optimizers share one learning rate and one schedule.

@@ -1,7 +1,6 @@
 """Checksums of a checkpoint's files, stored in its note, and of the note itself.
 
-    note["files"] = fingerprints(folder, files(folder))     # {relative path: [bytes, blake2b]}
-    note = seal(note)                                       # adds the note's own checksum, last
+    note = seal({"files": fingerprints(folder, files(folder))})
     damage(folder, note, note["files"])                     # "" or what is wrong, in words
 
 Disks and networks flip bits, copies are cut short, files get deleted. torch may read such a file without an error: then

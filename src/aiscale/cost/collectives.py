@@ -95,7 +95,7 @@ class _Group:
     """One group of ranks and what it may use."""
 
     def __init__(self, kind: str, n_bytes: float, machine: Machine, ranks: int, per_node: int, at_once: int) -> None:
-        check_collective(kind, n_bytes, ranks)
+        check_collective(kind)
         devices = machine.node.devices
         self.kind, self.n_bytes, self.machine, self.ranks = kind, n_bytes, machine, ranks
         self.per_node = per_node or min(ranks, devices)

@@ -1,12 +1,7 @@
 """Bytes that a DDP step with compressed gradients sends and keeps: Radius, top-k, PowerSGD.
 
-    kept_entries(0.4, 1000)                 # k = 400 of a tensor of 1000 entries
-    sent_entries(run)                       # (sum of k, entries of biases, which are sent whole)
     gradient_traffic(run, 4)                # {("all_reduce", "world"): ...} of a sparse step (with turns, the first)
     gradient_traffic(run, 4, dense=True)    # of a dense step: in the warm-up, then every interval-th
-    mean_payload_bytes(run)                 # average over steps after the warm-up
-    radius_held(run)                        # mask and residual of a rank
-    rivals_held(run)                        # for top-k and PowerSGD
 
     wire density of Radius = ((T - 1) (sum of k + b) + N) / (T N)       N parameters, b of them biases, T the interval
 

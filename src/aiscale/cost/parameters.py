@@ -2,10 +2,7 @@
 
     parameters(model)                           # {"token_embedding": ..., "attention": ..., "mlp": ..., ...}
     parameter_count(model)                      # their sum, equal to GPT(model).num_parameters()
-    approximate_parameter_count(model)          # 12 L D^2, the rule of thumb
     flops_per_token(model, seq_len=1024)        # forward and backward: what MFU is measured against
-    flops_by_part(model, 1024)                  # {"qkv": ..., "attention": ..., ...}
-    six_n_flops_per_token(model)                # 6 N, the rule of thumb
 
 Hugging Face models of the families gpt2, gptj, gpt_neox and llama are counted exactly too; for others,
 `model.count_parameters` builds the model on the meta device.
@@ -190,8 +187,6 @@ def flops_by_part(model: ModelConfig, seq_len: int) -> dict[str, float]:
     that time: 12 L T D with the backward pass). Megatron-LM's present code counts half of them (training.py,
     num_floating_point_operations), so its TFLOP/s are lower than those of its papers.
     """
-    if seq_len < 1:
-        raise ConfigError(f"seq_len is {seq_len}: it must be at least 1")
     weights = matmul_parameters(model)
     forward = {
         "qkv": 2 * weights["qkv"],

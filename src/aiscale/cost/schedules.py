@@ -165,8 +165,6 @@ def _one_forward_one_backward(schedule: Schedule, rank: int, pp: int, n_micro: i
 def _check(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int) -> None:
     if schedule not in ("gpipe", "1f1b", "interleaved", "zero-bubble"):
         raise ConfigError(f"schedule is {schedule!r}: it must be gpipe, 1f1b, interleaved or zero-bubble")
-    if min(pp, n_micro, virtual_stages) < 1:
-        raise ConfigError(f"pp {pp}, n_micro {n_micro}, virtual_stages {virtual_stages}: all must be at least 1")
     if schedule == "zero-bubble" and virtual_stages > 1:
         raise ConfigError(f"virtual_stages {virtual_stages} with zero-bubble: it takes one piece a rank")
     if schedule == "interleaved" and n_micro % pp:

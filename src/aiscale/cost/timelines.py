@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from aiscale.config import ConfigError
 from aiscale.cost.communication import AlphaBeta
 
 
@@ -37,8 +36,6 @@ def ddp_timeline(
 ) -> list[Event]:
     """The events of rank 0 (all ranks are alike) in a step before the update, the one that ends last at the end.
     Assumes that communication does not slow down computation."""
-    if bucket_bytes <= 0 or gradient_bytes <= 0:
-        raise ConfigError(f"bucket_bytes {bucket_bytes}, gradient_bytes {gradient_bytes}: both must be greater than 0")
     events = [
         Event(0, "forward", 0.0, forward_s, "forward"),
         Event(0, "backward", forward_s, forward_s + backward_s, "backward"),

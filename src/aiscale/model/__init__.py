@@ -1,11 +1,7 @@
 """The model: our GPT, Hugging Face's models with the same interface, generation, Hugging Face folders.
 
-    GPT(run.model)                       # gpt.py
-    build_model(run.model)               # build.py: the module that a `Run` trains, ours or transformers'
-    hf.write(folder, config, state)
-
-kernels.py has a few operations that are faster than plain torch, positions.py what tells a model where tokens stand,
-generation.py generates text.
+build.py makes the module that a `Run` trains, ours (gpt.py) or transformers'; kernels.py has a few operations that are
+faster than plain torch, positions.py what tells a model where tokens stand, generation.py generates text.
 """
 
 from aiscale.model.build import HFModel, build_model, count_parameters

@@ -86,19 +86,12 @@ def _from_shape(kind: type, config: HFModelConfig):
         sizes |= {"d_ff": config.ff_width, "d_kv": config.d_head, "num_decoder_layers": config.n_layer}
     if config.kv_heads == config.n_head and not hasattr(usual, "num_key_value_heads"):
         del sizes["num_key_value_heads"]
-    for key in sizes:
-        _check_has(usual, key)
+    if unknown := [key for key in sizes if not hasattr(usual, key)]:
+        raise ConfigError(f"{type(usual).__name__} has no {unknown[0]}: name another model.model_type")
     # The default begin and end tokens are only valid for the default vocabulary.
     if config.vocab_size != usual.vocab_size:
         sizes |= {"bos_token_id": None, "eos_token_id": None}
     return kind(**sizes)
-
-
-def _check_has(hf_config, key: str) -> None:
-    if not hasattr(hf_config, key):
-        raise ConfigError(
-            f"{type(hf_config).__name__} has no {key}: leave it out of model.settings, or name another model.model_type"
-        )
 
 
 class HFModel(nn.Module):

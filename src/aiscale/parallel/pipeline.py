@@ -31,7 +31,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
 )
 
-from aiscale.config import ConfigError, Run
+from aiscale.config import Run
 from aiscale.cost import stage_ranks
 from aiscale.distributed import World
 from aiscale.model import GPT
@@ -136,16 +136,11 @@ class PipelineEngine(Engine):
         self._loss_sum.zero_()
         schedule, stages = self._schedule(len(micro_batches), micro_batches[0][0].shape)
         tokens, targets = (torch.cat(part).to(self.world.device) for part in zip(*micro_batches, strict=True))
-        try:
-            schedule.step(
-                *([tokens] if self.model.is_first else []),
-                target=targets if self.model.is_last else None,
-                return_outputs=False,
-            )
-        except RuntimeError as error:  # torch wraps whatever a stage raises
-            if isinstance(error.__cause__, ConfigError):
-                raise error.__cause__ from None
-            raise
+        schedule.step(
+            *([tokens] if self.model.is_first else []),
+            target=targets if self.model.is_last else None,
+            return_outputs=False,
+        )
         for stage in stages:
             stage.clear_runtime_states()  # else gradients of received activations stay until the next step
         self._average_gradients()

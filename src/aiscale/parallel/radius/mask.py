@@ -1,9 +1,7 @@
 """Which entries of each parameter a sparse step of Radius sends; how they are packed, and the others kept.
 
     masks = choose({name: scores}, density=0.4, reach=0)      # {name: (N,) bool}
-    when = in_turns(mask, 3)                                                  # {name: (N,) uint8}
-    sent_now(when, turn)                                                      # (N,) bool
-    packed = pack(gradient, positions(mask, k), residual); unpack(gradient, at, mean); give_back(gradient, residual)
+    packed = pack(gradient, positions(mask, k), residual)
 
 All ranks have the same optimizer states, so they choose the same entries and never send indices; `digest` checks this.
 
