@@ -1,7 +1,7 @@
 """Text, tokens and the order in which training reads them; see the modules."""
 
 from aiscale.data.clean import clean_corpus, describe, kept
-from aiscale.data.corpus import Corpus, bigram_entropy, embedded_text, find_text, open_corpus, train_tokenizer
+from aiscale.data.corpus import Corpus, embedded_text, find_text, open_corpus, train_tokenizer
 from aiscale.data.filters import band_keys, found_share, similarity, why_dropped
 from aiscale.data.images import draw_shapes
 from aiscale.data.order import Batches

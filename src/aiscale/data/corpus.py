@@ -256,17 +256,3 @@ def stdlib_files() -> list[Path]:
     out = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings", "pydoc_data"}
     files = [path for path in root.rglob("*.py") if out.isdisjoint(path.relative_to(root).parts) and path.is_file()]
     return sorted(files, key=lambda path: hashlib.sha256(path.relative_to(root).as_posix().encode()).digest())
-
-
-def bigram_entropy(text: str) -> float:
-    """H(c_t | c_t-1) in nats a character: Shannon 1951, "Prediction and Entropy of Printed English", F_2.
-
-    It is the lowest loss that a bigram table can have on this text; recipe `laptop` promises to beat it on its
-    validation part.
-    """
-    symbols, ids = np.unique(np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32), return_inverse=True)
-    V = len(symbols)
-    counts = np.bincount(ids[:-1] * V + ids[1:], minlength=V * V).reshape(V, V)  # the second follows the first
-    some = counts > 0
-    log_p = np.log((counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))[some])
-    return float(-(counts[some] * log_p).sum() / counts.sum())

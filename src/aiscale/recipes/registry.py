@@ -51,7 +51,7 @@ def register(name: str):
 def laptop() -> Run:
     """A model that learns English spelling from the embedded corpus: under 20 s on two cores.
 
-    Ours. Its validation loss falls below the entropy of the corpus' character bigrams (data.bigram_entropy): it has
+    Ours. Its validation loss falls below the entropy of the corpus' character bigrams: it has
     then learnt more than which letter follows which. Rotary positions, because with learned ones a model this small
     needs several times the steps to find out that neighbours matter.
     """
