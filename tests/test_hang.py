@@ -52,7 +52,7 @@ from aiscale.distributed import watching
 ones = torch.ones(1000)
 stuck_s = 0
 watch = contextlib.ExitStack()
-watch.enter_context(watching(world, {T}, tell=lambda line, hosts: time.sleep(stuck_s)))
+watch.enter_context(watching(world, {T}, tell=lambda line: time.sleep(stuck_s)))
 world.traffic.progress.step = 7
 for i in range(3):
     dist.all_reduce(ones)
