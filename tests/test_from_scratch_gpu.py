@@ -99,8 +99,7 @@ def test_a_gpu_learns_what_numpy_does_and_its_transfers_are_counted(ranks, monke
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
     output = run("tiny", "--steps", 2, "--device", "gpu", ranks=ranks)
     np.testing.assert_allclose(losses(output), losses(run("tiny", "--steps", 2)), rtol=0, atol=1e-5)
-    weights, words, losses_ = 4 * 1464, 8 * (2 * 8 // max(ranks, 1) + 4), 4 * 2
-    moved = [weights + 2 * words, losses_]
-    if ranks:  # what rank 0 broadcasts, and the gradients of each step, go through the host
-        moved = [moved[0] + 3 * weights, moved[1] + 3 * weights]
-    assert [int(n.replace(",", "")) for n in re.findall(r"([\d,]+) bytes", output)] == moved
+    weights, words = 4 * 1464, 8 * (2 * 8 // max(ranks, 1) + 4)
+    through_host = 3 * weights if ranks else 0  # what rank 0 broadcasts, and the gradients of two steps
+    moved = [int(n.replace(",", "")) for n in re.findall(r"([\d,]+) bytes", output)]
+    assert moved == [weights + 2 * words + through_host, 4 * 2 + through_host]
