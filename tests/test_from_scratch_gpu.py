@@ -62,7 +62,7 @@ FAULTS = [
     ("matmul of stacks", "matmul", "b[n, start + y, column] if", "b[0, start + y, column] if"),
     ("transpose", "transpose", "rest //= shape[dim]", "rest //= shape[0]"),
     ("gather", "scatter_add", "indices[i // width]", "indices[0]"),
-    ("gelu", "gelu_backward", "(ONE - bend * bend)", "(ONE - bend)"),
+    ("gelu", "gelu_backward", "(ONE - tanh * tanh)", "(ONE - tanh)"),
     ("layer_norm", "layer_norm_backward", " - along_ones", ""),
     ("causal_softmax", "causal_softmax_backward", "(dy[row, j] - total)", "dy[row, j]"),
     ("cross_entropy", "cross_entropy_backward", " - wanted", ""),

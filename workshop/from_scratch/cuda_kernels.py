@@ -1,6 +1,6 @@
 """The kernels of stage 2: what one thread of a GPU does, for each operation of a GPT, forward and backward.
 
-gpu.py starts them, as `softmax[blocks, threads](x, y, scale)`. Three shapes of work are enough for all of them:
+gpu.py starts them, as `gelu[blocks, threads](x, y)`. Three shapes of work are enough for all of them:
 - number by number (GELU, add, transpose, embedding, Adam): thread i takes the numbers i, i + all threads, ...
 - row by row (softmax, layer norm, cross-entropy): a block takes a row, and its threads add up what they hold in a tree
 - tile by tile (matrix product, sum of rows): a block takes a square of the result
@@ -52,16 +52,16 @@ def transpose(x, y, shape, strides):
 @cuda.jit
 def gelu(x, y):
     for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
-        bend = math.tanh(GELU_SLOPE * (x[i] + GELU_CUBE * x[i] * x[i] * x[i]))
-        y[i] = HALF * x[i] * (ONE + bend)
+        tanh = math.tanh(GELU_SLOPE * (x[i] + GELU_CUBE * x[i] * x[i] * x[i]))
+        y[i] = HALF * x[i] * (ONE + tanh)
 
 
 @cuda.jit
 def gelu_backward(dy, x, dx):
     for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
-        bend = math.tanh(GELU_SLOPE * (x[i] + GELU_CUBE * x[i] * x[i] * x[i]))
+        tanh = math.tanh(GELU_SLOPE * (x[i] + GELU_CUBE * x[i] * x[i] * x[i]))
         slope = GELU_SLOPE * (ONE + THREE * GELU_CUBE * x[i] * x[i])
-        dx[i] = dy[i] * HALF * (ONE + bend + x[i] * (ONE - bend * bend) * slope)
+        dx[i] = dy[i] * HALF * (ONE + tanh + x[i] * (ONE - tanh * tanh) * slope)
 
 
 @cuda.jit
