@@ -183,6 +183,10 @@ def test_ranks_learn_what_one_process_does_and_a_run_goes_on_from_its_checkpoint
     assert alone.size == 4 and np.ptp(alone) > 1e-3
     for options in ([], ["--overlap"]):
         np.testing.assert_allclose(losses(run("tiny", *options, ranks=2)), alone, rtol=0, atol=1e-5)
+    several_buckets = ["tiny", "--width", 512, "--steps", 2]
+    np.testing.assert_allclose(
+        losses(run(*several_buckets, "--overlap", ranks=2)), losses(run(*several_buckets)), rtol=0, atol=1e-5
+    )
     kept = tmp_path / "run.npz"
     run("tiny", "--steps", 2, "--checkpoint", kept)
     np.testing.assert_allclose(losses(run("tiny", "--checkpoint", kept, ranks=2)), alone[2:], rtol=0, atol=1e-5)

@@ -64,22 +64,14 @@ class Ranks:
 
     def backward(self, loss, parameters, overlap):
         """Gradients of the whole batch on every rank: in one message at the end, or in several on the way."""
-        # backward() completes the last layer's gradients first, so they come first in the buffer.
-        leaves = list(reversed(parameters.values()))
-        flat = np.empty(sum(w.array.size for w in leaves), np.float32)
-        parts = {id(w): part for w, part in zip(leaves, cut(flat, leaves), strict=True)}
+        flat = np.empty(sum(w.array.size for w in parameters.values()), np.float32)
         sums = Sums(self.MPI, flat, BUCKET_BYTES if overlap else flat.nbytes)
-
-        def ready(leaf):
-            if id(leaf) in parts:
-                parts[id(leaf)][...] = tensor.device.to_host(leaf.grad)
-                sums.add(leaf.array.size)
-
-        loss.backward(ready)
+        done = []  # in the order in which gradients are complete: all ranks walk the same tape, so they agree on it
+        loss.backward(lambda leaf: done.append((leaf, sums.add(tensor.device.to_host(leaf.grad)))))
         sums.wait()
         flat /= self.size
-        for w in leaves:
-            w.grad = tensor.device.to_device(parts[id(w)])
+        for w, grad in done:
+            w.grad = tensor.device.to_device(grad)
 
     def mean(self, number):
         return self.comm.allreduce(number) / self.size
@@ -97,14 +89,17 @@ class Sums:
         self.begin = self.end = 0
         self.requests = []
 
-    def add(self, n_numbers):
-        """n_numbers more of the buffer are this rank's final ones."""
-        self.end += n_numbers
+    def add(self, array):
+        """Puts this rank's array next into the buffer. Returns the place, a view: after wait() it holds the sum."""
+        place = self.flat[self.end : self.end + array.size].reshape(array.shape)
+        place[...] = array
+        self.end += array.size
         bucket = self.flat[self.begin : self.end]
         if bucket.nbytes >= self.bucket_bytes or self.end == self.flat.size:
             self.requests.append(self.MPI.COMM_WORLD.Iallreduce(self.MPI.IN_PLACE, bucket))
             self.begin = self.end
         self.MPI.Request.Testall(self.requests)  # many MPIs move data only while one of their functions runs
+        return place
 
     def wait(self):
         self.MPI.Request.Waitall(self.requests)
