@@ -7,10 +7,10 @@ mpiexec -n 2 python -m from_scratch.train --device gpu                  # 3: bot
 NUMBA_ENABLE_CUDASIM=1 python -m from_scratch.train tiny --device gpu   # a GPU that numba simulates: tiny only
 
 They print the same losses. A run goes on from its checkpoint, if --checkpoint names one that is there.
+OMP_NUM_THREADS=1 in front of mpiexec gives each rank one core: else each one's products take all cores.
 """
 
 import argparse
-import os
 import time
 from pathlib import Path
 
@@ -59,8 +59,12 @@ def main(arguments=None):
     shape = {"block": run.block, "layers": run.layers, "heads": run.heads, "width": run.width}
     model = GPT(len(tokenizer.words), **shape)
     adam = Adam(model.parameters(), run.lr)
-    if run.checkpoint and run.checkpoint.exists():
-        about, arrays = checkpoint.read(run.checkpoint)
+    kept = ranks.broadcast(lambda: run.checkpoint and run.checkpoint.exists() and checkpoint.read(run.checkpoint))
+    if kept:
+        about, arrays = kept
+        if (about["shape"], about["words"]) != (shape, tokenizer.words):
+            held = f"{about['shape']} and {len(about['words'])} words"
+            raise SystemExit(f"{run.checkpoint} holds {held}, not {shape} and these words: name another file")
         checkpoint.restore(arrays, model, adam)
         adam.steps = about["steps"]
     ranks.broadcast_parameters(model.parameters())
@@ -92,5 +96,4 @@ def read_corpus(run):
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     main()
