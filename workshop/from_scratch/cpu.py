@@ -114,10 +114,12 @@ def causal_softmax_backward(dy, y, scale):
 
 def cross_entropy(logits, targets):
     """-log of what the model gave to the word that came, mean over all rows; and the probabilities [.., V]."""
-    probabilities = np.exp(logits - logits.max(-1, keepdims=True))
-    probabilities /= probabilities.sum(-1, keepdims=True)
-    right = np.take_along_axis(probabilities, targets[..., None], -1)
-    return -np.log(right).mean(keepdims=True).reshape(1), probabilities
+    shifted = logits - logits.max(-1, keepdims=True)
+    probabilities = np.exp(shifted)
+    total = probabilities.sum(-1, keepdims=True)
+    probabilities /= total
+    right = np.take_along_axis(shifted, targets[..., None], -1)
+    return (np.log(total) - right).mean(keepdims=True).reshape(1), probabilities  # the log of a probability may be -inf
 
 
 def cross_entropy_backward(probabilities, targets):
