@@ -130,6 +130,16 @@ def gpt_175b() -> Run:
     return _megatron((96, 96, 12288), 12, 1)
 
 
+@register("1t")  # lesson 11 reads it by its name in a published table
+def gpt_1t() -> Run:
+    """The trillion-parameter model on Frontier: 128 layers of 25600, tensor 8 x pipeline 64 in OLCF's script.
+
+    Shape: olcf/ai-training-series, launch_gpt1T_srun.frontier, as in Dash et al. 2023 (arXiv:2312.12705). The script
+    is a demonstration with batch 8; the paper is recalled to have used 1600.
+    """
+    return _megatron((128, 128, 25600), 8, 1)
+
+
 # transformers' own models --------------------------------------------------------------------------------------------
 
 
