@@ -63,6 +63,10 @@ def test_the_blocks_of_an_agenda_take_the_minutes_of_their_core_paths():
         assert int(minutes) == LESSONS[number].header.minutes, row
 
 
+def test_the_lessons_up_to_radius_fit_into_a_day():
+    assert sum(LESSONS[f"{number:02}"].header.minutes for number in range(9)) <= 480
+
+
 def test_an_agenda_has_the_lessons_that_its_lessons_need():
     days = {name: [row[2][1:3] for row in rows if "(blocks/" in row[2]] for name, rows in AGENDAS.items()}
     days["Two days, second day"] = days["Two days, first day"] + days["Two days, second day"]
