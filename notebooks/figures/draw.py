@@ -495,8 +495,26 @@ def product_tiles(n=32, side=8):
     view(ax, -0.02 * n, 2.18 * n, 2.18 * n, -0.12 * n)
 
 
+def small_tape():
+    """The tape of L = (x W + x) v on numbers of paper size, and the order in which backward() visits its operations."""
+    ax = style.new_axes(None, 7.5, 2.6)
+    leaves = {"x": (0, 2, "1  2"), "W": (0, 0, "1  2\n3  4"), "v": (5.2, 0, "2\n1")}
+    results = {"x W": (2.6, 1, "7  10"), "x W + x": (5.2, 2, "8  12"), "L": (7.8, 1, "28")}
+    edges = [("x", "x W"), ("W", "x W"), ("x W", "x W + x"), ("x", "x W + x"), ("x W + x", "L"), ("v", "L")]
+    nodes, colors = leaves | results, {"a leaf": WEIGHTS, "made by an operation": DATA}
+    for start, end in edges:
+        arrow(ax, nodes[start][:2], nodes[end][:2], shrinkA=30, shrinkB=30)
+    for name, (x, y, numbers) in nodes.items():
+        tile(ax, x, y, 1.1, 0.84, colors["a leaf" if name in leaves else "made by an operation"], numbers)
+        say(ax, x, y - 0.56, name, weight="bold")
+    for turn, name in enumerate(reversed(results), 1):
+        x, y, _ = results[name]
+        say(ax, x + 0.05, y + 0.62, f"backward {turn}", color=style.MUTED)
+    view(ax, -0.8, 8.6, -0.8, 2.9, names=colors)
+
+
 SIMPLE = (rendezvous, broadcast_rounds, zero_stages, fsdp_step, mlp_cut, number_formats)
-SIMPLE += (thread_blocks, warp_reads, product_tiles)
+SIMPLE += (thread_blocks, warp_reads, product_tiles, small_tape)
 DRAWINGS = {function.__name__: function for function in SIMPLE} | {
     "ring_reduce_scatter": partial(ring, 0),
     "ring_all_gather": partial(ring, 1),
