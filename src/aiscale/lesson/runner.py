@@ -96,8 +96,8 @@ def execute(
     limit_s = None if queues else CELL_TIMEOUT_S
     os.environ.update(_environment())
     results = []
-    with tempfile.TemporaryDirectory(prefix="aiscale-lesson-") as progress:
-        os.environ["AISCALE_PROGRESS"] = progress  # a participant's own stays as it is
+    with tempfile.TemporaryDirectory(prefix=".lesson-", dir=folder.parent) as progress:
+        os.environ["AISCALE_PROGRESS"] = progress  # a participant's own stays as it is; compute nodes see it
         for notebook in (bar := tqdm(chosen, unit="notebook", disable=None)):
             bar.set_description(notebook.name)
             writes = any("parameters" in tags(cell) and "\nfolder = " in f"\n{cell.source}" for cell in notebook.cells)
