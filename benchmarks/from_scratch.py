@@ -1,8 +1,13 @@
-"""workshop/from_scratch beside PyTorch on one thread each, and two of its ranks beside one process.
+"""workshop/from_scratch beside PyTorch, and the 50 epochs of its authors.
 
-Prints seconds of a step at the full recipe and their ratios, medians of rounds in which all take turns.
+    OMP_NUM_THREADS=1 python benchmarks/from_scratch.py   # seconds of a step at the full recipe: minutes, quiet machine
+    python benchmarks/from_scratch.py FOLDER              # 50 epochs by one process, by two ranks and by our package
+
+The first prints medians of rounds in which all take turns, and their ratios, one thread each. The second takes hours
+on two cores, goes on if it was cut off, and writes FOLDER/from_scratch.json.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -12,10 +17,15 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from common import machine_facts
 from torch import nn
 
 WORKSHOP = Path(__file__).parents[1] / "workshop"
+sys.path.append(str(WORKSHOP))
+from from_scratch.corpus import corpus  # noqa: E402
+
 ROUNDS, STEPS = 3, 3
+ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 def torch_step_s():
@@ -44,15 +54,62 @@ def torch_step_s():
 def step_s(*start):
     """Seconds of a step of `from_scratch.train`, the first one left out."""
     command = [*start, sys.executable, "-m", "from_scratch.train", "--steps", str(STEPS + 1)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    output = subprocess.run(command, cwd=WORKSHOP, env=environment, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(command, cwd=WORKSHOP, env=ONE_THREAD, capture_output=True, text=True, check=True).stdout
     return median([float(s) for s in re.findall(r"  ([\d.]+) s$", output, re.M)][1:])
 
 
-if __name__ == "__main__":
+def speed():
+    """Rounds of (PyTorch, one process, two ranks): seconds of a step, one thread each."""
     rounds = []
     for _ in range(ROUNDS):
         rounds.append((torch_step_s(), step_s(), step_s("mpiexec", "-n", "2")))
         print("PyTorch {:.2f} s, one process {:.2f} s, two ranks {:.2f} s".format(*rounds[-1]))
     print(f"one process takes {median(one / torch for torch, one, _ in rounds):.2f} times PyTorch's seconds")
     print(f"two ranks are {median(one / two for _, one, two in rounds):.2f} times as fast as one process")
+    return rounds
+
+
+def experiment(folder):
+    """Losses of every step, the sum of all steps' seconds, and texts of 40 words; then the speed of a few steps."""
+    folder.mkdir(parents=True, exist_ok=True)
+    runs = {"one process": trained(folder / "one_process"), "two ranks": trained(folder / "two_ranks", "mpiexec -n 2")}
+    runs["our package"] = trained_by_package(folder)
+    step_s = dict(zip(("PyTorch", *runs), zip(*speed(), strict=True), strict=False))
+    results = {"machine": machine_facts(), "runs": runs, "step_s": step_s}
+    (folder / "from_scratch.json").write_text(json.dumps(results) + "\n")
+
+
+def trained(path, start=""):
+    """The authors' recipe, from its checkpoint if there is one."""
+    log, file = path.with_suffix(".log"), path.with_suffix(".npz")
+    command = [sys.executable, "-m", "from_scratch.train", "--checkpoint", file]
+    with open(log, "a") as output:
+        subprocess.run([*start.split(), *command], cwd=WORKSHOP, env=ONE_THREAD, stdout=output, check=True)
+    lines = re.findall(r"^step +(\d+)  loss (\S+)  (\S+) s$", log.read_text(), re.M)
+    steps = {int(step): (float(loss), float(seconds)) for step, loss, seconds in lines}  # the last, if one ran twice
+    losses, seconds = zip(*(steps[step] for step in sorted(steps)), strict=True)
+    text = output_of("from_scratch.inference", file, cwd=WORKSHOP)
+    return {"losses": losses, "train_s": round(sum(seconds)), "texts": text.splitlines()}
+
+
+def trained_by_package(folder):
+    """The same job by `aiscale train`: its recipe gpt-c on the same corpus, on all cores."""
+    (folder / "corpus.txt").write_text(corpus())
+    words = ["--recipe=gpt-c", "--runs-dir=.", "--resume-if-any"]
+    for setting in ("data.corpus=corpus.txt", "model.vocab_size=173", "loop.epochs=0", "loop.steps=640"):
+        words.append(f"--set={setting}")  # 173: its tokenizer has a word for the unknown
+    output_of("aiscale", "train", *words, cwd=folder)
+    lines = map(json.loads, (folder / "gpt-c/metrics.jsonl").read_text().splitlines())
+    steps = [line for line in lines if line["kind"] == "train"]
+    text = output_of("aiscale", "generate", "gpt-c", "--prompt=the", "--tokens=40", cwd=folder)
+    losses, seconds = [round(step["loss"], 6) for step in steps], round(sum(step["step_s"] for step in steps))
+    return {"losses": losses, "train_s": seconds, "texts": text.splitlines()}
+
+
+def output_of(module, *words, cwd):
+    command = [sys.executable, "-m", module, *words]
+    return subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+if __name__ == "__main__":
+    experiment(Path(sys.argv[1]).absolute()) if sys.argv[1:] else speed()
