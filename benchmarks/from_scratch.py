@@ -21,7 +21,7 @@ from common import machine_facts
 from torch import nn
 
 WORKSHOP = Path(__file__).parents[1] / "workshop"
-sys.path.append(str(WORKSHOP))
+sys.path.insert(0, str(WORKSHOP))  # before this script, which has the name of its package
 from from_scratch.corpus import corpus  # noqa: E402
 
 ROUNDS, STEPS = 3, 3
