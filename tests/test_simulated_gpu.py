@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ FOLDER = Path(__file__).parents[1] / "notebooks/appendix"
 sys.path.append(str(FOLDER))
 
 import gpu  # noqa: E402
-from gpu import bus, compiled, cuda, empty, to_gpu  # noqa: E402
+from gpu import bus, compiled, cuda, empty, record, to_gpu  # noqa: E402
 
 
 @cuda.jit
@@ -56,3 +57,18 @@ def test_the_same_kernel_runs_in_a_process_of_its_own_and_its_failure_is_one_lin
     ) as raised:
         compiled([], "raise ValueError('no such thing')", simulate=True)
     assert raised.value._render_traceback_() == [f"GpuError: {raised.value}"]
+
+
+def test_record_notes_what_each_kernel_did_once_and_may_be_called_again():
+    def start(kernel, *arguments):
+        kernel[4, 32](*arguments)
+
+    stage2 = SimpleNamespace(by_number=start, by_row=start, by_tile=start)
+    record(stage2)
+    counted = record(stage2)
+    counted.phase = "forward"
+    x = stage2.to_device(np.ones((10, 10), np.float32)).reshape(100)
+    stage2.by_row(double, x, stage2.empty(100))
+    stage2.by_number(double, x, x)
+    assert counted.launches == [("forward", "double", 100, 100, 800)] * 2
+    assert np.array_equal(stage2.to_host(x), np.full(100, 2))

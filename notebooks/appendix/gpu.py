@@ -14,11 +14,13 @@
     x.reads, y.writes, x.transactions, bus.bytes   # 100, 100, 13, 800
 
 The simulator runs every thread of a block as a thread of Python, barriers included: slow, but the counts are exact.
-They are those of a GPU without caches. `compiled` runs the same kernels on a GPU.
+They are those of a GPU without caches. `record` counts the kernels of workshop/from_scratch in the same way, and
+`compiled` runs kernels on a GPU.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import os
@@ -29,6 +31,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 
 import numpy as np
 
@@ -51,7 +54,7 @@ except ImportError:
         "kernels need numba, which is not installed: run %pip install 'numba>=0.61' in a cell, then restart the kernel"
     ) from None
 
-__all__ = ["Memory", "bus", "compiled", "cuda", "empty", "float32", "to_gpu"]
+__all__ = ["Memory", "bus", "compiled", "cuda", "empty", "float32", "record", "to_gpu"]
 WARP_THREADS = 32
 #: A warp's reads take as many transactions as it touches pieces of this size: CUDA C++ Best Practices Guide, 10.2.1.
 TRANSACTION_BYTES = 32
@@ -97,9 +100,10 @@ class Memory:
         thread = threading.current_thread()  # the simulator's, which knows its place in the grid
         self.accesses.append((written, tuple(thread.blockIdx), thread.thread_id, position // self.array.itemsize))
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.array.shape
+    def __getattr__(self, name: str) -> object:
+        if name not in ("shape", "size", "strides", "dtype", "nbytes"):
+            raise AttributeError(f"a kernel cannot ask an array for its {name}")
+        return getattr(self.array, name)
 
     @property
     def reads(self) -> int:
@@ -137,6 +141,41 @@ def to_gpu(array: np.ndarray) -> Memory:
 def empty(*shape: int) -> Memory:
     """Memory of the GPU that nothing has been written to: NaN, so that a number that a kernel forgets is seen."""
     return Memory(np.full(shape, np.nan, np.float32))
+
+
+@dataclass
+class Record:
+    """What kernels did, one entry for each start; `phase` is what the next ones belong to."""
+
+    phase: str = ""
+    launches: list[tuple] = field(default_factory=list)  #: (phase, kernel, reads, writes, bytes of its arrays)
+
+    def after(self, start: Callable) -> Callable:
+        """`start(kernel, *arguments)`, which makes an entry when the kernel is done."""
+
+        @functools.wraps(start)
+        def recorded(kernel: Callable, *arguments: object, **options: int) -> None:
+            start(kernel, *arguments, **options)
+            arrays = [x for x in arguments if isinstance(x, Memory)]
+            counted = {id(x.accesses): x for x in arrays}.values()  # views of one array share its accesses
+            reads, writes = sum(x.reads for x in counted), sum(x.writes for x in counted)
+            self.launches.append((self.phase, kernel.__name__, reads, writes, sum(x.nbytes for x in arrays)))
+            for x in counted:
+                x.accesses.clear()
+
+        return recorded
+
+
+def record(stage2: ModuleType) -> Record:
+    """Let workshop/from_scratch/gpu.py keep its arrays in Memory, and count what each kernel that it starts does.
+
+    An atomic addition counts as two reads and a write, because that is what the simulator makes of it.
+    """
+    made = Record()
+    for name in ("by_number", "by_row", "by_tile"):
+        setattr(stage2, name, made.after(inspect.unwrap(getattr(stage2, name))))  # unwrapped: called a second time
+    stage2.to_device, stage2.to_host, stage2.empty = to_gpu, Memory.to_host, empty
+    return made
 
 
 def compiled(kernels: Sequence[Callable], program: str, simulate: bool = False, **constants: int) -> object:
