@@ -262,6 +262,7 @@ _DELEGATED = {
     "study": ("time settings, each against the same base", "aiscale study laptop --budget 30", "study.command"),
     "doctor": ("check whether this machine is ready to train", "srun aiscale doctor", "hpc.doctor"),
     "data": ("prepare a corpus", "aiscale data prepare my_texts/ --out corpus/", "data.prepare"),
+    "compare": ("compare finished runs with a baseline", "aiscale compare runs/dense runs/radius", "study.compare"),
     "evaluate": ("run lm-eval on a model", "aiscale evaluate runs/laptop --tasks aiscale_last_word", "train.evaluate"),
     "export": ("write a model as a Hugging Face folder", "aiscale export runs/laptop mine/", "train.export"),
     "kernel": ("make Jupyter kernels for a site", "aiscale kernel install --site perlmutter", "hpc.kernel"),

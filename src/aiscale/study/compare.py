@@ -1,0 +1,193 @@
+"""The command `aiscale compare DENSE RUN ...`: quality and time of runs beside a baseline.
+
+    aiscale compare runs/dense runs/radius              # prints a table; writes compare/index.html and compare.json
+    aiscale compare runs/dense-* runs/radius-*          # runs that differ only in their seeds are one row
+
+The columns are those of table 2 in the artifact appendix of Radius (MLSys 2025), the curves those of its figures 1
+and 2. Time is that of the training steps: evaluations and checkpoints, which all runs have alike, do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import io
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from aiscale.config import ConfigError
+from aiscale.train.records import load_run, read_metrics
+
+DAY_S = 86_400
+_HEAD = ["runs", "seeds", "train perplexity", "validation perplexity", "time", "speed-up", "time saved"]
+
+
+def compare(folders: Sequence[str | Path]) -> list[dict]:
+    """A row for each group of runs that differ in seeds alone. The group of the first folder is the baseline.
+
+    A row has `runs`, `settings` (those that differ from the baseline's), and (mean, lowest, highest) over its seeds of
+    train_ppl, val_ppl, days, speedup (baseline's time over its own, minus 1), time_saved (1 minus its own time over the
+    baseline's). Its curves, [(step, mean, lowest, highest)], are loss and loss_error in nats, and val_ppl_curve. The
+    loss error is the baseline's loss, of the same seeds if it has them, minus its own. Raises ConfigError if a run has
+    not finished, or has another corpus, model or number of tokens than the first.
+    """
+    runs = [_read(Path(folder)) for folder in folders]
+    groups: dict[str, list[dict]] = {}
+    for run in runs:
+        for name, value in run["same"].items():
+            if value != (first := runs[0]["same"][name]):
+                raise ConfigError(f"{run['path']} has {name} {value}, {runs[0]['path']} has {first}: compare like runs")
+        groups.setdefault(json.dumps(run["settings"]), []).append(run)
+    baseline, *_ = groups.values()
+    days, settings = fmean(run["days"] for run in baseline), baseline[0]["settings"]
+    mean_loss = {step: fmean(run["loss"][step] for run in baseline) for step in baseline[0]["loss"]}
+    by_seed = {run["seeds"]: run["loss"] for run in baseline}
+
+    def loss_error(run: dict) -> dict[int, float]:
+        loss = by_seed.get(run["seeds"], mean_loss)
+        return {step: loss[step] - value for step, value in run["loss"].items() if step in loss}
+
+    return [
+        {
+            "runs": [str(run["path"]) for run in group],
+            "settings": {key: value for key, value in group[0]["settings"].items() if value != settings[key]},
+            "train_ppl": _spread(math.exp(run["loss"][max(run["loss"])]) for run in group),
+            "val_ppl": _spread(run["val_ppl"][max(run["val_ppl"])] for run in group),
+            "days": _spread(run["days"] for run in group),
+            "speedup": _spread(days / run["days"] - 1 for run in group),
+            "time_saved": _spread(1 - run["days"] / days for run in group),
+            "loss": _curve([run["loss"] for run in group]),
+            "loss_error": _curve([loss_error(run) for run in group]),
+            "val_ppl_curve": _curve([run["val_ppl"] for run in group]),
+        }
+        for group in groups.values()
+    ]
+
+
+def _read(path: Path) -> dict:
+    run, note = load_run(path).to_dict(), json.loads((path / "run.json").read_text())
+    train, evals = read_metrics(path), read_metrics(path, "eval")
+    if note["status"] != "finished" or not evals:
+        at = f"at step {train[-1]['step'] if train else 0:,} of {note['total_steps']:,}, and {note['status']}"
+        raise ConfigError(f"{path} is {at}, with {len(evals)} evaluations: let it finish first (--resume)")
+    window = max(1, len(train) // 100)  # losses of single steps scatter
+    parts = [train[end - window : end] for end in range(len(train), window - 1, -window)][::-1]
+    loss = {part[-1]["step"]: fmean(line["loss"] for line in part) for part in parts}
+    val_ppl = {line["step"]: math.exp(line["loss"]) for line in evals}
+    steps = [line["step"] for line in train]
+    seconds = sum(
+        (step - before) * line["step_s"] for line, step, before in zip(train, steps, [0, *steps], strict=False)
+    )
+    settings = {f"{part}.{key}": value for part in run if part != "name" for key, value in run[part].items()}
+    same = {key: value for key, value in settings.items() if key.startswith(("model.", "data.")) and key != "data.seed"}
+    same |= {"tokens": note["total_steps"] * run["loop"]["global_batch"] * run["loop"]["seq_len"]}
+    return {
+        "path": path,
+        "same": same | {"corpus with sha256": note["corpus"]["sha256"][:8]},
+        "settings": {key: value for key, value in settings.items() if not key.endswith(".seed")},
+        "seeds": (run["data"]["seed"], run["loop"]["seed"]),
+        "days": seconds / DAY_S,
+        "loss": loss,
+        "val_ppl": val_ppl,
+    }
+
+
+def _spread(values: Iterable[float]) -> tuple[float, float, float]:
+    values = list(values)
+    return fmean(values), min(values), max(values)
+
+
+def _curve(runs: Sequence[dict[int, float]]) -> list[tuple[float, ...]]:
+    """[(step, mean, lowest, highest)] of {step: value} of each seed, at the steps that all have."""
+    return [(step, *_spread(run[step] for run in runs)) for step in sorted(set.intersection(*map(set, runs)))]
+
+
+def table(rows: Sequence[dict]) -> list[list[str]]:
+    """Head and rows as text; with several seeds the range stands behind the mean."""
+    from aiscale.plots import format_seconds
+
+    def cell(spread: Sequence[float], form) -> str:
+        mean, low, high = map(form, spread)
+        return mean if low == high else f"{mean} ({low} to {high})"
+
+    lines = [_HEAD]
+    for row in rows:
+        gains = [cell(row[name], "{:+.1%}".format) if row is not rows[0] else "" for name in ("speedup", "time_saved")]
+        perplexities = [cell(row[name], "{:.2f}".format) for name in ("train_ppl", "val_ppl")]
+        days = cell(row["days"], lambda days: format_seconds(days * DAY_S))
+        lines.append([_name(row), str(len(row["runs"])), *perplexities, days, *gains])
+    return lines
+
+
+def _name(row: dict) -> str:
+    first, *others = (Path(run).name for run in row["runs"])
+    return f"{first}, ..., {others[-1]}" if others else first
+
+
+def figure(rows: Sequence[dict]):
+    """Training loss, loss error and validation perplexity over steps: a matplotlib figure."""
+    import matplotlib.pyplot as plt
+
+    from aiscale.plots import style
+
+    style.use_style()
+    figure, axes = plt.subplots(3, 1, figsize=(7.5, 7.6), sharex=True, layout="constrained")
+    colors = style.series_colors([_name(row) for row in rows])
+    for ax, curve in zip(axes, ("loss", "loss_error", "val_ppl_curve"), strict=True):
+        for row, color in zip(rows, colors.values(), strict=True):
+            if curve == "loss_error" and row is rows[0]:
+                ax.axhline(0, color=color, linewidth=1.6)
+                continue
+            steps, means, lows, highs = zip(*row[curve], strict=True)
+            ax.plot(steps, means, "o-" if len(steps) < 20 else "-", color=color, linewidth=1.6, markersize=4)
+            ax.fill_between(steps, lows, highs, color=color, alpha=0.2, linewidth=0)
+    for ax, label in zip(
+        axes, ("training loss (nats)", "baseline minus run (nats)", "validation perplexity"), strict=True
+    ):
+        ax.set_ylabel(label)
+    axes[2].set_xlabel("optimizer step")
+    style.legend_above(axes[0], style.legend_handles(colors))
+    return figure
+
+
+def page(rows: Sequence[dict]) -> str:
+    """An HTML page without links to other files: the table, what differs, the curves."""
+    svg = io.StringIO()
+    figure(rows).savefig(svg, format="svg")
+    head, *body = ([html.escape(cell) for cell in line] for line in table(rows))
+    differs = [
+        f"<li>{html.escape(_name(row))}: {html.escape(', '.join(f'{k}={v}' for k, v in row['settings'].items()))}</li>"
+        for row in rows[1:]
+    ]
+    return f"""<!doctype html><meta charset="utf-8"><title>Runs compared</title>
+<style>body {{ font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }}
+table {{ border-collapse: collapse }} th, td {{ padding: 0.3em 0.8em; border-bottom: 1px solid #ccc; text-align: left }}
+svg {{ max-width: 100%; height: auto }}</style>
+<h1>Runs compared</h1>
+<table><tr>{"".join(f"<th>{cell}</th>" for cell in head)}</tr>
+{"".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in line) + "</tr>" for line in body)}</table>
+<p>The first row is the baseline. Speed-up is its time over the run's, minus 1; time saved is 1 minus the run's time
+over its own. Time is that of the training steps. Ranges of several seeds stand in brackets, and are shades below.</p>
+<p>What differs from the baseline:</p><ul>{"".join(differs)}</ul>
+{svg.getvalue()[svg.getvalue().index("<svg") :]}
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, the baseline first")
+    parser.add_argument("--out", default="compare", metavar="DIR", help="where the page goes (default: compare)")
+
+
+def run(args: argparse.Namespace) -> None:
+    rows, out = compare(args.runs), Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "compare.json").write_text(json.dumps(rows, indent=1) + "\n")
+    (out / "index.html").write_text(page(rows))
+    lines = table(rows)
+    widths = [max(len(line[i]) for line in lines) for i in range(len(_HEAD))]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    print(f"curves: {out / 'index.html'}")
