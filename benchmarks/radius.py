@@ -55,12 +55,10 @@ class Contender:
     density: float = 1.0
     dense_step: bool = False  #: the dense step of Radius, with residual and refresh
     rank: int = 0  #: of PowerSGD's factors
-    turns: int = 0  #: of Radius, with delayed moments
 
     @property
     def name(self) -> str:
         detail = f" d {self.density:g}" if self.density < 1 else f" rank {self.rank}" if self.rank else ""
-        detail += f" turns {self.turns}" if self.turns else ""
         method = "dense" if self.method == "none" else self.method
         dense = ", dense step" if self.dense_step else ""
         wire = "bf16" if self.wire == "bf16" else "fp32"
@@ -73,8 +71,6 @@ class Contender:
             own["density"] = self.density
         if self.method == "radius":
             own |= {"interval": 10**9, "warmup_steps": 1}
-        if self.turns:
-            own |= {"turns": self.turns, "moments": "wait"}
         if self.rank:
             own["rank"] = self.rank
         return tuple(f"compression.{key}={value}" for key, value in own.items())
@@ -90,10 +86,9 @@ def plan(quick: bool) -> tuple[tuple[str, ...], tuple[Contender, ...], int, tupl
     ways, densities = ((WAYS[0],), (0.9, 0.1)) if quick else (WAYS, DENSITIES)
     radius = tuple(Contender(method="radius", density=d, **way) for way in ways for d in densities)
     refresh = tuple(Contender(method="radius", density=radius[-1].density, dense_step=True, **way) for way in ways)
-    turned = tuple(Contender(method="radius", density=0.4, turns=4, **way) for way in ways[:2])
     if quick:
         shape = ("model.n_layer=1", "model.d_model=32", "loop.seq_len=32", "loop.global_batch=8")
-        return shape, (*dense[:2], *radius, *turned, *refresh), 2, (0.5,)
+        return shape, (*dense[:2], *radius, *refresh), 2, (0.5,)
     shape = ("model.n_layer=3", "model.n_head=6", "model.d_model=192", "loop.seq_len=128", "loop.global_batch=32")
     # At 4 ranks an all-gather of k values and indices sends as much as an all-reduce of 4 k values.
     rivals = (
@@ -101,7 +96,7 @@ def plan(quick: bool) -> tuple[tuple[str, ...], tuple[Contender, ...], int, tupl
         Contender(method="powersgd", rank=4),
         Contender(method="powersgd", rank=51),  # the largest that sends at most 0.4 of the gradients
     )
-    return shape, (*dense, *radius, *turned, *refresh, *rivals), 12, (0.125, 0.25, 0.5, 2.0, 4.0, 8.0)
+    return shape, (*dense, *radius, *refresh, *rivals), 12, (0.125, 0.25, 0.5, 2.0, 4.0, 8.0)
 
 
 class Bench:
@@ -209,7 +204,7 @@ def measure(world: World, quick: bool) -> dict:
     timed = bench.turns(steps, rounds)
     parts = bench.turns(_parts(bench, contenders, sizes), rounds)
     few = [c for c in contenders if not c.dense_step and (c.method == "none" or c.density in (0.4, 0.1))]
-    few = [c for c in few if c.method in ("none", "radius") and not c.turns and (c.overlap or c.wire == "same")]
+    few = [c for c in few if c.method in ("none", "radius") and (c.overlap or c.wire == "same")]
     at_rates = {}
     for factor in factors:
         bench.slow_down(rate * factor)

@@ -83,9 +83,6 @@ def _cases() -> dict[str, Case]:
                     settings = ("method=radius", f"density={density}", f"interval={interval}", f"residual={residual}")
                     name = f"radius d {density:g} T {interval} {residual} switch {switch:g}"
                     found[name] = Case(settings, switch, **lengths)
-    turns = ("method=radius", "density=0.4", "interval=200", "turns=4")
-    found["radius d 0.4 T 200 turns 4 switch 0.2"] = Case(turns, 0.2, longest=500)
-    found["radius d 0.4 T 200 turns 4 wait switch 0.2"] = Case((*turns, "moments=wait"), 0.2, **main)
     found["top-k d 0.1 switch 0.2"] = Case(("method=top-k", f"density={0.4 / RANKS}"), 0.2, 2000)
     found["powersgd rank 17 switch 0.2"] = Case(("method=powersgd", "rank=17"), 0.2, 2000)
     return found

@@ -150,7 +150,7 @@ def test_rivals_send_what_they_promise(n, parts, tmp_path):
 SIMULATED = {
     "top-k": ("method=top-k", "density=0.1"),
     "powersgd": ("method=powersgd", "rank=2", "parallel.bucket_mb=25"),
-    "radius in turns": ("method=radius", "density=0.4", "interval=5", "turns=4", "moments=wait"),
+    "radius": ("method=radius", "density=0.4", "interval=5"),
     "bf16": ("wire=bf16", "loop.precision=fp32"),
 }
 

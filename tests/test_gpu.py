@@ -32,7 +32,6 @@ STRATEGIES = {
 COMPRESSED = {
     "radius": ("density=0.4", "interval=2", "bucket_mb=0.1"),
     "radius at once": ("density=0.4", "interval=2", "overlap=false", "bucket_mb=0.1"),
-    "radius in turns": ("density=0.4", "interval=4", "turns=3", "moments=wait", "bucket_mb=0.1"),
     "top-k": ("density=0.1",),
     "powersgd": (),
 }

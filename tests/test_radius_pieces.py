@@ -7,16 +7,7 @@ import torch
 
 from aiscale import cost
 from aiscale.config import ConfigError, Run
-from aiscale.parallel.radius.mask import (
-    give_back,
-    in_turns,
-    largest,
-    pack,
-    positions,
-    sent_now,
-    step_arrived,
-    turn_sizes,
-)
+from aiscale.parallel.radius.mask import give_back, largest, pack, positions
 
 SETTINGS = ("model.n_layer=2", "model.d_model=32", "parallel.strategy=ddp", "compression.method=radius")
 
@@ -28,38 +19,6 @@ def test_exactly_k_largest_entries_are_selected_and_the_first_among_equals():
     assert largest(torch.tensor([1.0, 2.0]), 0.01).tolist() == [False, True]  # at least one
     values = torch.randn(1001).abs()
     assert set(largest(values, 0.4).nonzero().view(-1).tolist()) == set(values.topk(400).indices.tolist())
-
-
-def test_turns_rotate_through_unselected_entries_within_the_density():
-    mask = torch.tensor([False, True, False, False, True, False, False])
-    when = in_turns(mask, 3)
-    each = [sent_now(when, turn) for turn in range(3)]
-    assert [turn.nonzero().view(-1).tolist() for turn in each] == [[0, 1, 4, 5], [1, 2, 4, 6], [1, 3, 4]]
-    for n in (1, 2, 7, 100, 4096):
-        chosen = largest(torch.rand(n), 0.4, turns=3)
-        sent = [int(sent_now(in_turns(chosen, 3), turn).sum()) for turn in range(3)]
-        assert sum(sent) - 2 * int(chosen.sum()) == n  # each once in its turn, selected ones in all turns
-        always, *more = turn_sizes(in_turns(chosen, 3), 3)
-        assert [always + each for each in more] == sent
-        assert max(sent) <= max(0.4 * n, 1) or n == 7  # of 7 entries at most 2 may be sent, but each turn needs 3
-
-
-def test_a_step_of_delayed_entries_equals_adamw_if_none_was_delayed():
-    torch.manual_seed(0)
-    alike, whole = (torch.nn.Parameter(torch.linspace(-1, 1, 60).view(6, 10)) for _ in range(2))
-    one, other = (torch.optim.AdamW([p], lr=0.1, weight_decay=0.1, fused=True) for p in (alike, whole))
-    for step in range(5):
-        alike.grad = torch.randn(6, 10)
-        whole.grad = alike.grad.clone()
-        other.step()
-        if step:
-            step_arrived(one, alike, torch.arange(60), torch.ones(60))
-        else:
-            one.step()
-    assert torch.allclose(alike, whole, rtol=1e-6, atol=1e-7) and one.state[alike]["step"] == 5
-    before = alike.detach().clone()
-    step_arrived(one, alike, torch.tensor([7]), torch.tensor([3.0]))
-    assert (alike != before).nonzero().tolist() == [[0, 7]]
 
 
 def test_rounding_errors_of_bf16_are_sent_next_time():
@@ -78,19 +37,11 @@ def test_rounding_errors_of_bf16_are_sent_next_time():
     assert torch.equal(dense[:40], expected) and not residual.any()
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("density=0", "compression.density is 0.0: it is the share of entries that is sent, above 0 and at most 1"),
-        ("turns=3 interval=3", "compression.turns is 3 with interval 3: a dense step would come before the last turn"),
-    ],
-)
-def test_an_impossible_density_or_interval_is_refused(setting, message):
+def test_an_impossible_density_is_refused():
     with pytest.raises(ConfigError) as error:
-        Run().override(
-            *SETTINGS, *(word if "." in word.split("=")[0] else f"compression.{word}" for word in setting.split())
-        )
-    assert str(error.value).startswith(message) and "\n" not in str(error.value) and ": set " in str(error.value)
+        Run().override(*SETTINGS, "compression.density=0")
+    message = "compression.density is 0.0: it is the share of entries that is sent, above 0 and at most 1: set "
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
 
 
 def test_the_payload_formula_counts_k_entries_of_each_tensor_and_whole_biases():

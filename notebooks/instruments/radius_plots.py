@@ -31,7 +31,6 @@ _LINKS = {
 }
 _CASES = {
     "radius d 0.4": "radius d 0.4 T 200 sum",
-    "radius turns, wait": "radius d 0.4 T 200 turns 4 wait",
     "top-k d 0.1": "top-k d 0.1",
     "powersgd rank 17": "powersgd rank 17",
 }
@@ -66,16 +65,11 @@ def page(results: Mapping, *, times: Points, perplexities: Points, share: float)
 def _by_bytes(ax: Axes, sweep: Mapping, perplexities: Points) -> None:
     """Our cases at the length that all have, and the published ones."""
     steps = max(set.intersection(*({row["steps"] for row in _runs(sweep, case)} for case in _CASES.values())))
-    cases = {"radius": [f"radius d {density} T 200 sum" for density in (0.1, 0.4, 0.5, 0.9)]}
-    cases["radius turns, wait"] = [_CASES["radius turns, wait"]]
-    ours = {
-        label: [
-            (row["wire_share"], *_over(row)) for case in names for row in _runs(sweep, case) if row["steps"] == steps
-        ]
-        for label, names in cases.items()
-    }
-    above = [point for points in ours.values() for point in points if point[1] > _HIGHEST_PCT]
-    sparsity.perplexities({name: [p for p in ps if p not in above] for name, ps in ours.items()}, ax)
+    cases = [f"radius d {density} T 200 sum" for density in (0.1, 0.4, 0.5, 0.9)]
+    runs = [row for case in cases for row in _runs(sweep, case) if row["steps"] == steps]
+    ours = [(row["wire_share"], *_over(row)) for row in runs]
+    above = [point for point in ours if point[1] > _HIGHEST_PCT]
+    sparsity.perplexities({"radius": [point for point in ours if point not in above]}, ax)
     style.draw(ax, "published", *zip(*perplexities, strict=True))
     for wire, mean, *_ in above:
         text = {"ha": "center", "va": "top", "fontsize": 8.5, "color": style.INK}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -161,8 +160,6 @@ _METHOD_OPTIONS = {
     "density": ("radius", "top-k"),
     "warmup_steps": ("radius", "top-k", "powersgd"),
     "interval": ("radius",),
-    "turns": ("radius",),
-    "moments": ("radius",),
     "range": ("radius",),
     "residual": ("radius",),
     "rank": ("powersgd",),
@@ -179,12 +176,6 @@ class CompressionConfig:
     density: float = 0.4  #: share of each tensor's entries that is sent, k = max(floor(density x numel), 1)
     warmup_steps: int = 0  #: dense steps before the first sparse one
     interval: int = 200  #: radius: every interval-th step is dense and chooses a new mask (T)
-    #: radius: send each entry that was not chosen once in this many sparse steps, within the density; 0, as published:
-    #: only in the next dense step
-    turns: int = 0
-    #: radius with turns: what AdamW does with an entry that a step does not send. decay, as published: it updates
-    #: with a zero gradient. wait: nothing, and in its turn all missed steps with the mean gradient
-    moments: Literal["decay", "wait"] = "decay"
     range: int = 0  #: radius: also choose the neighbours of each chosen entry up to this distance (r)
     #: radius: how unsent gradients (and with wire=bf16 rounding errors) are sent later: summed, averaged, or not at all
     residual: Literal["sum", "mean", "none"] = "sum"
@@ -197,36 +188,9 @@ class CompressionConfig:
             f"compression.density is {self.density}: it is the share of entries that is sent, above 0 and at most 1: "
             "set it to 0.4, for example",
         )
-        for name, least in (("interval", 1), ("rank", 1), ("range", 0), ("turns", 0), ("warmup_steps", 0)):
+        for name, least in (("interval", 1), ("rank", 1), ("range", 0), ("warmup_steps", 0)):
             value = getattr(self, name)
             require(value >= least, f"compression.{name} is {value}: it must be at least {least}: set that or more")
-        require(
-            self.turns or self.moments == "decay",
-            "compression.moments is wait without turns: an entry that is not chosen would stand still until the next "
-            "dense step: set compression.turns as well, or moments=decay",
-        )
-        if self.turns:
-            least = math.ceil(1 / self.density)
-            require(
-                least <= self.turns <= 200,
-                f"compression.turns is {self.turns} at density {self.density}: to send each entry once in so many "
-                f"steps, it must be at least {least}, and at most 200: set turns or density accordingly, or turns=0",
-            )
-            require(
-                self.range == 0,
-                f"compression.turns is {self.turns}: with range {self.range} what turns would send is not defined: "
-                "set range=0, or turns=0",
-            )
-            require(
-                self.residual == "sum",
-                f"compression.turns is {self.turns} with residual {self.residual}: what goes in turn is a sum, which "
-                "moments=wait divides by the number of its gradients: set residual=sum",
-            )
-            require(
-                self.turns < self.interval,
-                f"compression.turns is {self.turns} with interval {self.interval}: a dense step would come before the "
-                "last turn: set interval above turns",
-            )
 
     @property
     def is_default(self) -> bool:

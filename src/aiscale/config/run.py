@@ -65,11 +65,6 @@ class Run:
             "moments of all weights, which only one rank then has: set distributed_optimizer=false",
         )
         require(
-            self.compression.moments == "decay" or self.optimizer.name == "adamw",
-            f"compression.moments wait with optimizer.name {self.optimizer.name}: it is a rule for AdamW's moments: "
-            "set optimizer.name=adamw, or moments=decay",
-        )
-        require(
             self.compression.method == "none" or self.loop.precision != "fp16",
             f"compression.method {self.compression.method} with loop.precision fp16: unsent gradients would be kept at "
             "a loss scale that changes: set loop.precision=bf16 or fp32",

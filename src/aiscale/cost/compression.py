@@ -1,6 +1,6 @@
 """Bytes that a DDP step with compressed gradients sends and keeps: Radius, top-k, PowerSGD.
 
-    gradient_traffic(run, 4)                # {("all_reduce", "world"): ...} of a sparse step (with turns, the first)
+    gradient_traffic(run, 4)                # {("all_reduce", "world"): ...} of a sparse step
     gradient_traffic(run, 4, dense=True)    # of a dense step: in the warm-up, then every interval-th
 
     wire density of Radius = ((T - 1) (sum of k + b) + N) / (T N)       N parameters, b of them biases, T the interval
@@ -45,23 +45,8 @@ def is_dense_step(config: CompressionConfig, step: int) -> bool:
     return step <= last_of_warmup or (step - last_of_warmup) % config.interval == 0
 
 
-def chosen_entries(density: float, numel: int, turns: int = 0) -> int:
-    """How many entries of a tensor of `numel` Radius sends in every sparse step: k, or fewer with turns."""
-    k = kept_entries(density, numel)
-    # The others are sent in `turns` parts, which must fit into the rest: ceil((numel - chosen) / turns) <= k - chosen.
-    return max((turns * k - numel) // (turns - 1), 0) if turns > 1 else k
-
-
-def entries_in_turn(waiting: int, turns: int, sparse_step: int) -> int:
-    """How many of `waiting` entries a sparse step sends; sparse_step counts from 0 since the last dense step."""
-    return math.ceil((waiting - sparse_step % turns) / turns) if turns else 0
-
-
-def sent_entries(run: Run, sparse_step: int = 0) -> tuple[int, int]:
-    """(entries of non-exempt parameters that a sparse step sends, entries of biases, which it always sends).
-
-    sparse_step: counts from 0 since the last dense step; with turns the numbers differ by a few entries.
-    """
+def sent_entries(run: Run) -> tuple[int, int]:
+    """(entries of non-exempt parameters that a sparse step sends, entries of biases, which it always sends)."""
     sizes = {name: prod(shape) for name, shape in parameter_shapes(run.model).items()}
     masked = [size for name, size in sizes.items() if not is_exempt(name)]
     if run.compression.range:
@@ -69,19 +54,12 @@ def sent_entries(run: Run, sparse_step: int = 0) -> tuple[int, int]:
             f"compression.range {run.compression.range}: how many neighbours coincide is known only when entries are "
             "chosen: measure what is sent (world.traffic), or set range=0"
         )
-    config = run.compression
-    numbers = 0
-    for size in masked:
-        selection = chosen_entries(config.density, size, config.turns)
-        numbers += selection + entries_in_turn(size - selection, config.turns, sparse_step)
-    return numbers, sum(sizes.values()) - sum(masked)
+    kept = sum(kept_entries(run.compression.density, size) for size in masked)
+    return kept, sum(sizes.values()) - sum(masked)
 
 
-def gradient_traffic(run: Run, world_size: int, *, dense: bool = False, sparse_step: int = 0) -> Traffic:
-    """Payload bytes of one optimizer step by (collective, group); with method none every step is dense.
-
-    sparse_step: as in sent_entries.
-    """
+def gradient_traffic(run: Run, world_size: int, *, dense: bool = False) -> Traffic:
+    """Payload bytes of one optimizer step by (collective, group); with method none every step is dense."""
     if world_size == 1:
         return {}
     config, each = run.compression, wire_entry_bytes(run)
@@ -91,7 +69,7 @@ def gradient_traffic(run: Run, world_size: int, *, dense: bool = False, sparse_s
         shapes = parameter_shapes(run.model).values()
         entries = (_factor_entries(shape, config.rank) or prod(shape) for shape in shapes)
         return {("all_reduce", "world"): each * sum(entries)}
-    chosen, whole = sent_entries(run, sparse_step)
+    chosen, whole = sent_entries(run)
     if config.method == "top-k":
         indexed = world_size * (INDEX_BYTES + each) * chosen
         return {("all_gather", "world"): indexed, ("all_reduce", "world"): each * whole}
@@ -100,11 +78,8 @@ def gradient_traffic(run: Run, world_size: int, *, dense: bool = False, sparse_s
 
 def mean_payload_bytes(run: Run) -> float:
     """Payload bytes of a step of Radius, averaged over one interval: one dense step and T - 1 sparse ones."""
-    steps = range(run.compression.interval - 1)
-    dense = sum(gradient_traffic(run, 2, dense=True).values())
-    turns = range(max(run.compression.turns, 1))
-    sparse = [sum(gradient_traffic(run, 2, sparse_step=step).values()) for step in turns]
-    return (dense + sum(sparse[step % len(sparse)] for step in steps)) / (1 + len(steps))
+    dense, sparse = (sum(gradient_traffic(run, 2, dense=dense).values()) for dense in (True, False))
+    return (dense + (run.compression.interval - 1) * sparse) / run.compression.interval
 
 
 def radius_held(run: Run) -> int:

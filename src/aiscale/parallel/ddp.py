@@ -84,10 +84,6 @@ class DDPEngine(Engine):
     def _average_gradients(self) -> None:
         self.compressor.after_backward()
 
-    def _take_step(self) -> None:
-        if not self.compressor.take_step():
-            super()._take_step()
-
     def _after_update(self) -> None:
         self.compressor.after_update()
 

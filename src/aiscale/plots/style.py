@@ -53,7 +53,6 @@ METHOD_COLORS = {
     "radius d 0.5": "#1F6FB5",
     "radius d 0.4": STRATEGY_COLORS["radius"],
     "radius d 0.1": "#E8862E",
-    "radius turns": "#F0679E",
     "top-k": STRATEGY_COLORS["zero3"],
     "random-k": STRATEGY_COLORS["mpi"],
     "powersgd": STRATEGY_COLORS["megatron"],

@@ -83,10 +83,6 @@ class Compressor:
         """Fill the bucket from `mean` (K,), the mean over ranks of pack()'s result, in the wire's precision."""
         bucket.buffer.copy_(mean)
 
-    def take_step(self) -> bool:
-        """Take the optimizer's step; gradients are clipped already. False: the engine calls optimizer.step()."""
-        return False
-
     def after_update(self) -> None:
         self.step += 1
 

@@ -12,9 +12,6 @@ fp32 on the wire equals DDP bit for bit, but bf16 only with `residual=none`.
 The optimizer is a stock one: unsent entries have a zero gradient in that step, so their moments decay and they still
 move, as in the published runs. Source: Radius's artifact appendix and its authors' public code.
 
-Two options are ours. `turns`: the mask has fewer entries and the rest of the density cycles through the others, so that
-none waits for the next dense step. `moments=wait`: AdamW does not touch unsent entries.
-
 Shapes: N entries of a bucket, K of them chosen.
 """
 
@@ -33,15 +30,10 @@ from aiscale.parallel.radius.mask import (
     digest,
     disagreeing,
     give_back,
-    in_turns,
     pack,
     positions,
     scores,
-    sent_now,
-    step_arrived,
-    turn_sizes,
     unpack,
-    waits,
 )
 
 
@@ -54,10 +46,9 @@ class Radius(Compressor):
 
     def __init__(self, run: Run, world: World, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(run, world, model, optimizer)
-        #: the same on all ranks; with turns it also holds the turn of each entry that was not chosen
-        self.mask = ByParameter(self.names, True, torch.uint8 if self.config.turns else torch.bool)
+        self.mask = ByParameter(self.names, True, torch.bool)  #: the same on all ranks
         self.residual = ByParameter(self.names, 0) if self.config.residual != "none" else None  #: this rank's own
-        self._counts = {parameter: [parameter.numel()] for parameter in self.names}  #: entries sent, turn by turn
+        self._counts = {parameter: parameter.numel() for parameter in self.names}  #: entries sent
         self.gathered = 0  #: sparse steps since the last dense one
 
     def is_dense(self, step: int) -> bool:
@@ -65,7 +56,7 @@ class Radius(Compressor):
 
     def entries(self, parameters: Iterable[nn.Parameter] | None = None) -> int:
         """How many entries of `parameters`, or of all, a sparse step sends now."""
-        return sum(self._counts[p][self._turn] for p in parameters or self.names)
+        return sum(self._counts[p] for p in parameters or self.names)
 
     def pack(self, bucket: Bucket) -> Tensor:
         residual = self.residual.together(bucket.parameters) if self.residual else None
@@ -80,25 +71,10 @@ class Radius(Compressor):
         return bucket.buffer
 
     def unpack(self, bucket: Bucket, mean: Tensor) -> None:
-        when = self.mask.together(bucket.parameters) if self.config.moments == "wait" else None
         if self.is_dense(self.step):
             super().unpack(bucket, mean)
-            if when is not None:
-                bucket.buffer.div_(self._waited(when, bucket.buffer.dtype))
-            return
-        at = self._positions(bucket)
-        if when is not None:
-            mean = mean.to(bucket.buffer.dtype) / self._waited(when.index_select(0, at), bucket.buffer.dtype)
-        unpack(bucket.buffer, at, mean)
-
-    def take_step(self) -> bool:
-        """With moments=wait: a sparse step updates only the entries that arrived."""
-        if self.config.moments == "decay" or self.is_dense(self.step):
-            return False
-        for p in self.names:
-            at = positions(sent_now(self.mask[p], self._turn), self.entries([p]))
-            step_arrived(self.optimizer, p, at, self._waited(self.mask[p].index_select(0, at), p.dtype))
-        return True
+        else:
+            unpack(bucket.buffer, self._positions(bucket), mean)
 
     def after_update(self) -> None:
         """Count the step; after a dense step that a sparse one follows, choose a new mask."""
@@ -119,12 +95,8 @@ class Radius(Compressor):
         """Choose new masks, and check that all ranks chose the same."""
         masked = {name: p for p, name in self.names.items() if not is_exempt(name)}
         scored = {name: scores(self.optimizer, p) for name, p in masked.items()}
-        config = self.config
-        masks = choose(scored, density=config.density, reach=config.range, turns=config.turns)
-        for name, mask in masks.items():
+        for name, mask in choose(scored, density=self.config.density, reach=self.config.range).items():
             self.mask[masked[name]].copy_(mask)
-        for p in masked.values() if config.turns else ():
-            self.mask[p].copy_(in_turns(self.mask[p].bool(), config.turns))
         self._count()
         self._agree(
             "chose other gradient entries",
@@ -170,7 +142,7 @@ class Radius(Compressor):
 
     def _positions(self, bucket: Bucket) -> Tensor:
         mask, k = self.mask.together(bucket.parameters), self.entries(bucket.parameters)
-        at = positions(sent_now(mask, self._turn) if self.config.turns else mask, k)
+        at = positions(mask, k)
         if len(at) == k:
             return at
         # The other ranks wait for k entries: send k, and let all ranks stop after the backward pass.
@@ -181,17 +153,5 @@ class Radius(Compressor):
         )
         return torch.arange(k, device=mask.device)
 
-    def _waited(self, when: Tensor, dtype: torch.dtype) -> Tensor:
-        """How many gradients are summed in what each entry sends now, (N,); `when` (N,) is a mask with turns."""
-        table = torch.tensor(waits(self.config.turns, self.gathered), dtype=dtype, device=when.device)
-        return table.index_select(0, when.int())
-
-    @property
-    def _turn(self) -> int:
-        return self.gathered % self.config.turns if self.config.turns else 0
-
     def _count(self) -> None:
-        turns = self.config.turns
-        for p in self.names:
-            chosen, *in_turn = turn_sizes(self.mask[p], turns) if turns else [int(self.mask[p].sum())]
-            self._counts[p] = [chosen + more for more in in_turn] or [chosen]
+        self._counts = {p: int(self.mask[p].sum()) for p in self.names}

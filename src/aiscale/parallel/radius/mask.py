@@ -17,9 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from aiscale.cost.compression import chosen_entries
-
-CHOSEN = 1  #: in a mask with turns: sent in every sparse step; larger values: sent only in that turn
+from aiscale.cost.compression import kept_entries
 
 
 def scores(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> Tensor:
@@ -38,25 +36,22 @@ def scores(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> Tensor:
     return (parameter.grad if moment is None else moment).abs().view(-1)
 
 
-def choose(scored: Mapping[str, Tensor], *, density: float, reach: int, turns: int = 0) -> dict[str, Tensor]:
+def choose(scored: Mapping[str, Tensor], *, density: float, reach: int) -> dict[str, Tensor]:
     """{name: scores (N,)} -> {name: mask (N,)}: the k largest of each tensor.
 
-    Each also selects its neighbours up to the distance `reach` (r of Radius) within its tensor. With turns fewer are
-    chosen, since the others use part of the density.
+    Each also selects its neighbours up to the distance `reach` (r of Radius) within its tensor.
     """
-    return {name: widened(largest(values, density, turns), reach) for name, values in scored.items()}
+    return {name: widened(largest(values, density), reach) for name, values in scored.items()}
 
 
-def largest(values: Tensor, density: float, turns: int = 0) -> Tensor:
+def largest(values: Tensor, density: float) -> Tensor:
     """The mask (N,) of the k = max(floor(density N), 1) largest values; of equal ones the first.
 
     torch.topk does not define which of equal values it takes, and many are equal: all zeros in the embedding's rows of
     tokens that did not occur.
     """
     n = values.numel()
-    k = chosen_entries(density, n, turns)
-    if not k:  # in a small tensor, turns may leave none
-        return torch.zeros_like(values, dtype=torch.bool)
+    k = kept_entries(density, n)
     smallest = values.kthvalue(n - k + 1).values
     mask = values > smallest
     missing = k - int(mask.sum())
@@ -71,22 +66,6 @@ def widened(mask: Tensor, reach: int) -> Tensor:
         wide[distance:] |= mask[:-distance]
         wide[:-distance] |= mask[distance:]
     return wide
-
-
-def in_turns(mask: Tensor, turns: int) -> Tensor:
-    """`mask` (N,) bool -> (N,) uint8: CHOSEN where it is set; the others are assigned to the turns round robin."""
-    turn = (~mask).cumsum(0).sub_(1).remainder_(turns).add_(CHOSEN + 1)
-    return turn.masked_fill_(mask, CHOSEN).to(torch.uint8)
-
-
-def sent_now(when: Tensor, turn: int) -> Tensor:
-    """The entries that turn `turn` (0-based) sends, (N,) bool; `when` (N,) is from in_turns."""
-    return (when == CHOSEN) | (when == CHOSEN + 1 + turn)
-
-
-def turn_sizes(when: Tensor, turns: int) -> list[int]:
-    """(entries that are always sent, entries of turn 0, of turn 1, ...); `when` (N,) is from in_turns."""
-    return torch.bincount(when, minlength=CHOSEN + 1 + turns)[CHOSEN:].tolist()
 
 
 def digest(masks: Iterable[Tensor]) -> str:
@@ -178,41 +157,3 @@ def give_back(gradient: Tensor, residual: Tensor, at: Tensor | None = None, gath
         sent = gradient.index_select(0, at)
         gradient.div_(gathered).scatter_(0, at, sent)
     residual.zero_()
-
-
-def waits(turns: int, gathered: int) -> list[int]:
-    """For each value in a mask with turns: how many gradients are summed in an entry that is sent now.
-
-    gathered: sparse steps since the last dense one.
-    """
-    since = []
-    for turn in range(turns):
-        last = gathered - 1 - (gathered - 1 - turn) % turns  # the sparse step of its last turn
-        since.append(gathered - last if last >= 0 else gathered + 1)
-    return [1] * (CHOSEN + 1) + since
-
-
-@torch.no_grad()
-def step_arrived(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, at: Tensor, waited: Tensor) -> None:
-    """Step the entries `at` (K,) of `parameter`, each `waited` (K,) times as far; the others keep weight and moments.
-
-    Radius as published, like every method with a stock optimizer, gives an unsent entry a zero gradient: its moments
-    decay while it keeps moving along the old one. Here an unsent entry does not change. When its mean gradient over w
-    steps arrives, the moments are updated once and the weight moves by w steps.
-
-    The optimizer must be an AdamW that has stepped before; its state stays valid.
-    """
-    group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
-    state, (beta1, beta2) = optimizer.state[parameter], group["betas"]
-    state["step"] += 1
-    t = float(state["step"])
-    tensors = [tensor.view(-1) for tensor in (parameter, state["exp_avg"], state["exp_avg_sq"])]
-    gradient = parameter.grad.view(-1).index_select(0, at)
-    weight, first, second = (tensor.index_select(0, at) for tensor in tensors)
-    first.lerp_(gradient, 1 - beta1)
-    second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    root = (second / (1 - beta2**t)).sqrt_().add_(group["eps"])
-    update = (first / (1 - beta1**t)).div_(root).add_(weight, alpha=group["weight_decay"])
-    weight.addcmul_(update, waited, value=-group["lr"])
-    for tensor, values in zip(tensors, (weight, first, second), strict=True):
-        tensor.scatter_(0, at, values)

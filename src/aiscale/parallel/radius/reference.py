@@ -62,10 +62,6 @@ class SimulatedRanks(Engine):
         grad_norm, skipped = self.update(lr)
         return StepResult(total_loss, tokens, grad_norm, skipped)
 
-    def _take_step(self) -> None:
-        if not self.ranks[0].take_step():
-            super()._take_step()
-
     def _after_update(self) -> None:
         for compressor in self.ranks:
             compressor.after_update()
