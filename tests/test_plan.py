@@ -18,7 +18,7 @@ from aiscale.config import ConfigError
 from aiscale.machines import find_machine
 from aiscale.plan import rows
 from aiscale.plan.answer import plan
-from aiscale.plan.command import SHAPES, settings_of
+from aiscale.plan.command import SHAPES
 from aiscale.plan.constants import CONSTANTS
 from aiscale.plan.hardware import platform_of
 from aiscale.plan.layout import Layout, Shape, Software, layout_of
@@ -220,26 +220,16 @@ def test_the_command_prints_a_page_and_json(capsys, tmp_path):
     assert list(json.loads(capsys.readouterr().out)[0]) == ["id", *rows.FIELDS]
 
 
-def test_a_launcher_starts_the_layout_that_was_planned(tmp_path, capsys):
-    file = tmp_path / "mine.sbatch"
-    argv = f"plan --model forge-m --machine frontier --nodes 8 --layout tp=2,pp=4,micro_batch=3 --launcher {file}"
-    assert main(argv.split()) == 0
-    text = file.read_text()
-    for line in ("#SBATCH --nodes=8 ", "--set parallel.tp=2 ", "--set parallel.pp=4 ", "--set loop.micro_batch=3 "):
-        assert line in text
-    assert "\nSTEPS=15300 " in text and "tokens/s per GPU" in text
-    assert "dp 8, tp 2, pp 4" in capsys.readouterr().out
-    assert main([*argv.split()[:2], "gpt3-175b", *argv.split()[3:]]) == 2
-    assert "--launcher starts a recipe on a machine" in capsys.readouterr().err
-
-
 def test_a_run_is_planned_in_the_layout_that_it_has():
-    for layout in (
-        Layout(dp=8, tp=2, pp=4, micro_batch=3, global_batch=8064, zero_stage=1, recompute="full", precision="fp16"),
-        Layout(dp=64, micro_batch=9, global_batch=8064, fsdp=True),
-        Layout(dp=64, micro_batch=9, global_batch=8064, zero_stage=3),
+    megatron = "strategy=megatron tp=2 pp=4 distributed_optimizer=true"
+    for parallel, more, planned in (
+        (megatron, ("loop.precision=fp16",), {"dp": 8, "tp": 2, "pp": 4, "zero_stage": 1, "precision": "fp16"}),
+        ("strategy=fsdp", ("loop.precision=bf16",), {"dp": 64, "fsdp": True}),
+        ("strategy=zero zero_stage=3", ("loop.precision=bf16",), {"dp": 64, "zero_stage": 3}),
     ):
-        run = recipe("forge-m").override(*settings_of(layout))
+        settings = (*(f"parallel.{word}" for word in parallel.split()), "loop.micro_batch=9", "loop.global_batch=8064")
+        run = recipe("forge-m").override(*settings, "model.activation_checkpointing=true", *more)
+        layout = Layout(micro_batch=9, global_batch=8064, recompute="full", **planned)
         assert layout_of(run, 64) == layout and layout_of(run, 64).software == Software()
 
 

@@ -286,31 +286,10 @@ def _add_delegated(commands, wanted: str) -> None:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    """The plan; with --launcher the batch file of the layout, from the site's profile; with --page the page."""
-    from aiscale.plan import command
+    """The plan, or the page that plans in the browser, which knows the command."""
+    from aiscale.plan import browser, command
 
-    if args.page:
-        from aiscale.plan.browser import write_page
-
-        print(write_page(Path(args.page)))
-        return 0
-    if not args.launcher:
+    if not args.page:
         return command.run(args)
-    from aiscale.hpc.launchers.lessons import Lesson
-    from aiscale.hpc.launchers.render import render
-    from aiscale.hpc.sites import find, names
-
-    settings, answer = command.launch_plan(args)
-    figures = f"{answer.step.total_s:.3g} s a step, {answer.memory_gb:.0f} GB a device"
-    lesson = Lesson(
-        name=Path(args.launcher).stem,
-        title=f"{args.model}, planned",
-        about=f"{answer.layout.name()}: planned at {figures}.",
-        recipe=args.model,
-        settings=tuple((setting, "as planned") for setting in settings),
-        ranks=answer.layout.gpus,
-    )
-    site = next((name for name in names() if find(name).machine == args.machine), args.machine)
-    Path(args.launcher).write_text(render(lesson, find(site)))
-    print(f"{args.launcher}: {lesson.about}")
+    print(browser.write_page(Path(args.page)))
     return 0

@@ -38,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", default="bf16", choices=("fp32", "tf32", "fp16", "bf16", "fp8"))
     parser.add_argument("--layout", metavar="KEY=N,...", help="this layout instead of the best, such as tp=4,pp=2")
     parser.add_argument("--rows", metavar="FILE", help="a CSV of runs, answered row by row")
-    parser.add_argument("--launcher", metavar="FILE", help="write a batch file, for frontier, perlmutter or lumi-g")
     parser.add_argument("--page", metavar="FOLDER", help="write a web page of sliders that plans in the browser")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -58,21 +57,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(page(answer, f"{args.model} on {args.machine}", tokens, ranking))
     return 0 if answer.fits else 1
-
-
-def launch_plan(args: argparse.Namespace) -> tuple[tuple[str, ...], Answer]:
-    """For --launcher: the settings of the best layout that aiscale can start, and its answer."""
-    if args.model not in RECIPES or not args.machine:
-        raise ConfigError("--launcher starts a recipe on a machine: name both with --model and --machine")
-    asked, ranking = choose(args)
-    for answer in ranking.ranked if ranking else [asked]:
-        try:
-            settings = settings_of(answer.layout)
-            recipe(args.model).override(*settings).check_world(answer.layout.gpus)
-            return settings, answer
-        except ConfigError as error:
-            why = error
-    raise ConfigError(f"no layout that fits can be started by aiscale; of the last: {why}")
 
 
 def choose(args: argparse.Namespace) -> tuple[Answer, Ranking | None]:
@@ -143,27 +127,6 @@ def _rows(args: argparse.Namespace) -> int:
         writer.writeheader()
         writer.writerows(table)
     return 0
-
-
-def settings_of(layout: Layout) -> tuple[str, ...]:
-    """Raises ConfigError for what no strategy of aiscale has: context parallelism, offload beside a pipeline."""
-    if layout.cp > 1 or layout.offload:
-        raise ConfigError(f"{layout.name()}: aiscale trains without cp and, beside tp and pp, without offload")
-    common = (
-        f"parallel.dp={layout.dp}",
-        f"loop.micro_batch={layout.micro_batch}",
-        f"loop.global_batch={layout.global_batch}",
-        f"loop.precision={layout.precision}",
-        f"model.activation_checkpointing={str(layout.recompute == 'full').lower()}",
-    )
-    if layout.fsdp:
-        return ("parallel.strategy=fsdp", *common)
-    if layout.tp * layout.pp == 1:
-        return ("parallel.strategy=zero", f"parallel.zero_stage={layout.zero_stage}", *common)
-    options = {name: getattr(layout, name) for name in ("tp", "pp", "virtual_stages", "schedule")}
-    options["sequence_parallel"] = str(layout.sequence_parallel).lower()
-    options["distributed_optimizer"] = str(layout.zero_stage == 1).lower()
-    return ("parallel.strategy=megatron", *(f"parallel.{name}={value}" for name, value in options.items()), *common)
 
 
 def page(answer: Answer, title: str, tokens: float, ranking: Ranking | None) -> str:
