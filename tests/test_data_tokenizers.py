@@ -7,7 +7,7 @@ import pytest
 import tokenizers
 
 from aiscale.config import ConfigError
-from aiscale.data import Tokenizer, embedded_text, learn, toy_text
+from aiscale.data import Tokenizer, embedded_text, learn
 from aiscale.data.tokenizers import TOKENIZERS, regroup
 
 AWKWARD = "Tabs\tand  double  spaces \n\n  a\u00a0line\r\n'quoted' don't, été 世界 👩‍🚀 <|endoftext|> _x_ 3.14\n \n"
@@ -15,11 +15,11 @@ AWKWARD = "Tabs\tand  double  spaces \n\n  a\u00a0line\r\n'quoted' don't, été 
 
 @pytest.fixture(scope="module", params=list(TOKENIZERS))
 def tokenizer(request):
-    return learn(request.param, [toy_text(), AWKWARD], bpe_vocab_size=400)
+    return learn(request.param, [embedded_text(), AWKWARD], bpe_vocab_size=400)
 
 
 def test_decoding_gives_back_exactly_what_was_encoded(tokenizer):
-    for text in ("", " ", "\n\n", AWKWARD, "".join(toy_text().splitlines(keepends=True)[:50]), AWKWARD * 3):
+    for text in ("", " ", "\n\n", AWKWARD, "".join(embedded_text().splitlines(keepends=True)[:50]), AWKWARD * 3):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
@@ -42,7 +42,7 @@ def test_ids_beyond_the_vocabulary_are_shown_as_unknown(tokenizer):
 
 
 def test_tokenizing_in_blocks_gives_the_tokens_of_the_whole_text(tokenizer):
-    text = toy_text()[:20_000] + AWKWARD + embedded_text()[:20_000]
+    text = embedded_text()[:20_000] + AWKWARD + embedded_text()[20_000:40_000]
     tokenizer = learn(tokenizer.kind, [text], bpe_vocab_size=400)
     whole = tokenizer.encode(text)
     if tokenizer.kind == "bpe":  # bpe splits long texts by itself: compare with the library on the whole text
@@ -66,7 +66,7 @@ def test_bpe_has_the_size_asked_for_and_shortens_the_text():
 
 
 def test_a_tokenizer_file_of_hugging_face_is_read(tmp_path):
-    bpe = learn("bpe", [toy_text()], bpe_vocab_size=300)
+    bpe = learn("bpe", [embedded_text()], bpe_vocab_size=300)
     file = tmp_path / "tokenizer.json"
     file.write_text(json.dumps(json.loads(bpe.to_json())["tokenizer"]))
     assert learn(str(file), ()).encode("the cat") == bpe.encode("the cat")

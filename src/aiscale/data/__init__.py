@@ -9,4 +9,3 @@ from aiscale.data.prepare import prepare_corpus
 from aiscale.data.science import package_documents
 from aiscale.data.stored import CorpusError, read_corpus, write_corpus
 from aiscale.data.tokenizers import Tokenizer, learn
-from aiscale.data.toy import toy_text

@@ -33,7 +33,6 @@ import numpy as np
 from aiscale.config import ConfigError, DataConfig, write_whole
 from aiscale.data.stored import MANIFEST, VERSION, Text, is_corpus, read_corpus, write_corpus
 from aiscale.data.tokenizers import Tokenizer, learn
-from aiscale.data.toy import toy_text
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,7 @@ def _writable(root: Path) -> Path:
 # need more text. Both differ between Python versions: their hash goes into run.json.
 
 
-BUILT_IN = ("embedded", "toy", "stdlib")
+BUILT_IN = ("embedded", "stdlib")
 DOWNLOADABLE = ("openwebtext", "oscar", "pile")  #: names for `aiscale data prepare NAME`
 READ_CHARS = 2**20
 UNDERLINE = re.compile(r"\s*([*=\-~^\"#])\1{2,}")
@@ -157,8 +156,8 @@ UNDERLINE = re.compile(r"\s*([*=\-~^\"#])\1{2,}")
 
 def find_text(corpus: str) -> Text:
     """The text of DataConfig.corpus; raises ConfigError if there is none."""
-    if corpus in ("embedded", "toy"):
-        text = embedded_text() if corpus == "embedded" else toy_text()
+    if corpus == "embedded":
+        text = embedded_text()
         return Text(corpus, hashlib.sha256(text.encode()).hexdigest(), lambda: iter([text]))
     files = stdlib_files() if corpus == "stdlib" else find_files(corpus)
     return Text(corpus, identity(files), lambda: read_files(files))
@@ -234,7 +233,7 @@ def embedded_text() -> str:
         topics = importlib.import_module("pydoc_data.topics").topics
     except ImportError:
         raise ConfigError(
-            "this Python has no pydoc_data.topics, the text of corpus embedded: use data.corpus=toy, or a text file"
+            "this Python has no pydoc_data.topics, the text of corpus embedded: use data.corpus=stdlib, or a text file"
         ) from None
     seen: set[str] = set()
     paragraphs = []

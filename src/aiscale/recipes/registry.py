@@ -65,15 +65,16 @@ def laptop() -> Run:
 
 @register("gpt-c")
 def gpt_c() -> Run:
-    """The 10.8M model of the GPT-in-C project on its toy corpus: 50 epochs at batch 16 and learning rate 3e-4.
+    """The 10.8M model of the GPT-in-C project: 50 epochs at batch 16 and learning rate 3e-4.
 
     "Distributed GPT2 Model Project" (Sahdev, Mathews, Guerrero), slides "Hyperparameters" and "Toy dataset stats". Its
     code has an `adam.h` and names no schedule, decay or clipping: plain Adam at a constant rate. The head is tied (the
-    count of its weights file). The held-out tenth is ours: the project trained on the whole text.
+    count of its weights file). The text is ours, by characters, for theirs is not published, and so is the held-out
+    tenth: the project trained on the whole text.
     """
     return Run(
         model=ModelConfig(n_layer=6, n_head=6, d_model=384, vocab_size=172, max_seq_len=256),
-        data=DataConfig(corpus="toy", tokenizer="word"),
+        data=DataConfig(corpus="embedded", tokenizer="char"),
         optimizer=_plain_adam(3e-4),
         loop=LoopConfig(epochs=50, steps=0, seq_len=256, global_batch=16, eval_every=0, eval_batches=1),
     )
