@@ -155,7 +155,6 @@ class HFModel(nn.Module):
         *,
         temperature: float = 1.0,
         top_k: int = 0,
-        top_p: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """Continue prompts (B,T) by max_new_tokens, as GPT.generate does. transformers' generate takes no generator.
@@ -165,7 +164,7 @@ class HFModel(nn.Module):
         text = prompts
         for _ in range(max_new_tokens):
             logits = self(text[:, -self.config.max_seq_len :])[:, -1]
-            drawn = sample(logits, temperature, top_k=top_k, top_p=top_p, generator=generator)
+            drawn = sample(logits, temperature, top_k=top_k, generator=generator)
             text = torch.cat([text, drawn[:, None]], dim=1)
         return text
 

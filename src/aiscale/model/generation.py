@@ -1,6 +1,6 @@
 """Generate text token by token; `GPT.generate` calls this.
 
-    model.generate(torch.tensor([[1, 2, 3]]), 64, temperature=0.8, top_p=0.95)    # (1,67)
+    model.generate(torch.tensor([[1, 2, 3]]), 64, temperature=0.8, top_k=50)    # (1,67)
 
 A KV cache keeps the keys and values of earlier tokens, so that a step computes one token instead of all. With
 use_cache=False every step computes everything again; the result is the same.
@@ -45,16 +45,15 @@ def generate(
     *,
     temperature: float = 1.0,
     top_k: int = 0,
-    top_p: float = 1.0,
     use_cache: bool = True,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Extend each prompt by max_new_tokens: (B,T) -> (B, T+new).
 
     temperature divides the logits (0: always the likeliest token); top_k keeps that many of the likeliest tokens
-    (0: all), top_p the fewest whose probabilities add up to it; generator makes sampling reproducible.
+    (0: all); generator makes sampling reproducible.
     """
-    _check(model, prompts, max_new_tokens, temperature, top_k, top_p)
+    _check(model, prompts, max_new_tokens, temperature, top_k)
     window, length = model.config.max_seq_len, prompts.shape[1] + max_new_tokens
     with torch.inference_mode():
         prompts = prompts.to(model.head_weight.device)
@@ -68,13 +67,11 @@ def generate(
                 x = model.hidden(context, cache=cache)
             else:
                 x = model.hidden(text[:, end - 1 : end], cache=cache)
-            text[:, end] = sample(linear(x[:, -1], model.head_weight), temperature, top_k, top_p, generator)
+            text[:, end] = sample(linear(x[:, -1], model.head_weight), temperature, top_k, generator)
     return text.clone()  # outside inference mode, so that the caller can use it in training
 
 
-def sample(
-    logits: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0, generator: torch.Generator | None = None
-) -> Tensor:
+def sample(logits: Tensor, temperature: float, top_k: int = 0, generator: torch.Generator | None = None) -> Tensor:
     """logits (B,V) -> one token for each row (B,)."""
     if temperature == 0:
         return logits.argmax(dim=-1)
@@ -82,13 +79,7 @@ def sample(
     if 0 < top_k < logits.shape[-1]:
         weakest = logits.topk(top_k, dim=-1).values[:, -1:]
         logits = logits.masked_fill(logits < weakest, -torch.inf)
-    p = logits.softmax(dim=-1)
-    if top_p < 1:
-        ordered, index = p.sort(dim=-1, descending=True)
-        # Keep a token while those before it do not reach top_p; the likeliest is always kept.
-        ordered[ordered.cumsum(dim=-1) - ordered >= top_p] = 0
-        p = torch.zeros_like(p).scatter_(-1, index, ordered)
-    return torch.multinomial(p, 1, generator=generator)[:, 0]
+    return torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)[:, 0]
 
 
 def window_start(length: int, window: int) -> int:
@@ -97,12 +88,11 @@ def window_start(length: int, window: int) -> int:
     return -(-max(0, length - window) // hop) * hop
 
 
-def _check(model, prompts: Tensor, max_new_tokens: int, temperature: float, top_k: int, top_p: float) -> None:
+def _check(model, prompts: Tensor, max_new_tokens: int, temperature: float, top_k: int) -> None:
     rules = [
         (max_new_tokens >= 0, f"max_new_tokens is {max_new_tokens}: it must not be negative"),
         (temperature >= 0, f"temperature is {temperature}: it must not be negative (0 takes the likeliest token)"),
         (top_k >= 0, f"top_k is {top_k}: it must not be negative (0 keeps every token)"),
-        (0 < top_p <= 1, f"top_p is {top_p}: it must lie in (0, 1] (1 keeps every token)"),
         (prompts.dim() == 2, f"prompts have shape {tuple(prompts.shape)}: give (B,T)"),
         (prompts.numel() > 0, "a prompt is empty: give at least one token to continue from"),
     ]
