@@ -23,8 +23,10 @@ from torch import nn
 WORKSHOP = Path(__file__).parents[1] / "workshop"
 sys.path.insert(0, str(WORKSHOP))  # before this script, which has the name of its package
 from from_scratch.corpus import corpus  # noqa: E402
+from from_scratch.tokenizer import Tokenizer, split  # noqa: E402
 
 ROUNDS, STEPS = 3, 3
+FIRST = 0x4E00  # of some thousand characters without cases or spaces
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
@@ -93,17 +95,18 @@ def trained(path, start=""):
 
 
 def trained_by_package(folder):
-    """The same job by `aiscale train`: its recipe gpt-c on the same corpus, on all cores."""
-    (folder / "corpus.txt").write_text(corpus())
-    words = ["--recipe=gpt-c", "--runs-dir=.", "--resume-if-any"]
-    text = ("data.corpus=corpus.txt", "data.tokenizer=word", "model.vocab_size=173")  # the 173rd is the unknown word
-    words += [f"--set={setting}" for setting in (*text, "loop.epochs=0", "loop.steps=640")]
-    output_of("aiscale", "train", *words, cwd=folder)
+    """The same job by `aiscale train`, its recipe gpt-c, on all cores. Each word is written as one character."""
+    words = Tokenizer(split(corpus()))
+    (folder / "corpus.txt").write_text("".join(chr(FIRST + number) for number in words.encode(corpus())))
+    settings = ["data.corpus=corpus.txt", "loop.epochs=0", "loop.steps=640"]
+    options = ["--runs-dir=.", "--resume-if-any", *(f"--set={setting}" for setting in settings)]
+    output_of("aiscale", "train", "--recipe=gpt-c", *options, cwd=folder)
     lines = map(json.loads, (folder / "gpt-c/metrics.jsonl").read_text().splitlines())
     steps = [line for line in lines if line["kind"] == "train"]
-    text = output_of("aiscale", "generate", "gpt-c", "--prompt=the", "--tokens=40", cwd=folder)
+    prompt = chr(FIRST + words.encode("the")[0])
+    text = output_of("aiscale", "generate", "gpt-c", f"--prompt={prompt}", "--tokens=40", cwd=folder).strip()
     losses, seconds = [round(step["loss"], 6) for step in steps], round(sum(step["step_s"] for step in steps))
-    return {"losses": losses, "train_s": seconds, "texts": text.splitlines()}
+    return {"losses": losses, "train_s": seconds, "texts": [words.decode([ord(c) - FIRST for c in text])]}
 
 
 def output_of(module, *words, cwd):
