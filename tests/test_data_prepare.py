@@ -64,12 +64,12 @@ def test_documents_in_bpe_are_divided_by_its_own_token(tmp_path, datasets):
 def test_the_command_prints_how_to_train_on_what_it_made(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "words.txt").write_text("a b a b")
-    command = ["data", "prepare", "words.txt", "--tokenizer", "word"]
+    command = ["data", "prepare", "words.txt", "--tokenizer", "char"]
     assert cli.main(command) == 0
     first, train = capsys.readouterr().out.splitlines()
-    assert first == "corpora/words: 4 tokens of a vocabulary of 3, from 7 bytes of text"
+    assert first == "corpora/words: 7 tokens of a vocabulary of 3, from 7 bytes of text"
     assert cli.main([*train.split()[1:], "--show"]) == 0
     run = json.loads(capsys.readouterr().out)
-    assert (run["data"]["corpus"], run["data"]["tokenizer"], run["model"]["vocab_size"]) == ("corpora/words", "word", 3)
+    assert (run["data"]["corpus"], run["data"]["tokenizer"], run["model"]["vocab_size"]) == ("corpora/words", "char", 3)
     assert cli.main(command) == 2
     assert "already holds a corpus: choose another --out, or delete it" in capsys.readouterr().err

@@ -98,7 +98,7 @@ def test_a_participant_answers_wrongly_reads_a_hint_answers_rightly_and_sees_the
         shutil.copytree(WORKSHOP / folder, root / "workshop" / folder)
     cells = ["".join(c["source"]) for c in json.loads((WORKSHOP / f"exercises/{LESSON}.ipynb").read_text())["cells"]]
     _, task = workbooks.find("03.1")
-    wrong = next(source for _, _, source in task.refused if "\n" not in source)
+    message, wrong = next((message, source) for _, message, source in task.refused if "\n" not in source)
     with jupyterlab(root, home) as address, Browser(tmp_path) as browser:
         page = browser.page()
         page.goto(f"{address}lab/tree/workshop/exercises/{LESSON}.ipynb")
@@ -108,10 +108,10 @@ def test_a_participant_answers_wrongly_reads_a_hint_answers_rightly_and_sees_the
             person.go_to(setup)
             person.run()
         person.go_to("%%px\ndef average_unequal")
-        person.replace_line(wrong.source)
+        person.replace_line(wrong)
         person.run()
         person.go_to('check("03.1")')
-        person.run("03.1: not yet", wrong.message)
+        person.run("03.1: not yet", message)
         person.go_to('check("03.1")')
         person.replace_line('check("03.1", hint=1)')
         person.run(f"Hint 1 of {len(task.hints)}: {task.hints[0]}")

@@ -53,7 +53,7 @@ Batches.share = _from_its_own_start
 def held_bytes(held, real=held_bytes):
     return real({category: tensors[1:] for category, tensors in held.items()})
 """,
-        "test_bytes.py::test_mpi_and_serial_send_and_hold_what_the_formulas_say",
+        "test_bytes.py::test_serial_sends_and_holds_what_the_formulas_say",
     ),
     "cost-counts-a-collective-twice": (
         "cost/__init__.py",
@@ -61,7 +61,7 @@ def held_bytes(held, real=held_bytes):
 def step_traffic(*args, real=step_traffic, **keywords):
     return {what: 2 * sent_bytes for what, sent_bytes in real(*args, **keywords).items()}
 """,
-        "test_bytes.py::test_mpi_and_serial_send_and_hold_what_the_formulas_say",
+        "test_bytes.py::test_every_strategy_sends_and_holds_the_predicted_bytes[torch-plain]",
     ),
 }
 CHEAP = ("moments-lost",)

@@ -104,7 +104,7 @@ class DataConfig:
     """The corpus and its tokenizer."""
 
     corpus: str = "embedded"  #: embedded (CPython's documentation), stdlib (its modules), or a path
-    tokenizer: Literal["byte", "char", "word", "bpe"] = "byte"
+    tokenizer: Literal["byte", "char", "bpe"] = "byte"
     bpe_vocab_size: int = 1024  #: size of the vocabulary that tokenizer bpe learns
     val_fraction: float = 0.1  #: the end of the corpus that is held out
     seed: int = 1337  #: of the order of the training windows

@@ -63,7 +63,7 @@ def prepare_corpus(
 ) -> Manifest:
     """Tokenize `sources`, a name of HUB or paths, into the folder `out`, for DataConfig.corpus.
 
-    tokenizer: byte, char, word, bpe, or the path of a tokenizer.json. field: the text's key in JSON or parquet records.
+    tokenizer: byte, char, bpe, or the path of a tokenizer.json. field: the text's key in JSON or parquet records.
     Raises ConfigError with one line.
     """
     sources = [sources] if isinstance(sources, str | Path) else list(sources)
@@ -123,7 +123,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sources = f"text, JSON-lines or parquet files, folders of them, one of {', '.join(DOWNLOADABLE)}, or science: "
     add("source", nargs="+", help=f"{sources}the documentation of the scientific packages that are installed")
     add("--out", metavar="DIR", help="the folder for the tokens (default: corpora/NAME)")
-    add("--tokenizer", default="bpe", metavar="KIND", help="byte, char, word, bpe, or a tokenizer.json (default: bpe)")
+    add("--tokenizer", default="bpe", metavar="KIND", help="byte, char, bpe, or a tokenizer.json (default: bpe)")
     size = "vocabulary of a bpe tokenizer (default: 50257 for openwebtext and oscar, else 8192)"
     add("--vocab-size", type=int, metavar="N", help=size)
     add("--field", default="text", help="the key of the text in a JSON or parquet record (default: text)")

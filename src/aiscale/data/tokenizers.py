@@ -1,4 +1,4 @@
-"""Four tokenizers with one interface.
+"""Three tokenizers with one interface.
 
     tokenizer = learn("bpe", text.pieces(), bpe_vocab_size=1024)
     ids = tokenizer.encode("some text")          # list[int]; encode_array gives a numpy array, fast for megabytes
@@ -7,11 +7,10 @@
 
     byte   256 tokens, the bytes of UTF-8; nothing to learn
     char   the characters of the corpus
-    word   its words and punctuation marks, each with the space before it, and its line ends
     bpe    pairs of bytes merged by frequency (Sennrich et al. 2016; byte-level as GPT-2's), by the library `tokenizers`
 
-decode(encode(text)) == text for all of them, so an unknown character or word is an error, not <unk>; training never
-meets one, because the vocabulary comes from the whole corpus. Ids without a token (a model may have more rows than the
+decode(encode(text)) == text for all of them, so an unknown character is an error, not <unk>; training never meets
+one, because the vocabulary comes from the whole corpus. Ids without a token (a model may have more rows than the
 tokenizer has tokens) and invalid UTF-8 are decoded as U+FFFD, so that the text of a badly trained model can be shown.
 """
 
@@ -19,8 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +26,6 @@ import numpy as np
 
 from aiscale.config import ConfigError
 
-WORD = re.compile(r" ?\w+| ?[^\w\s]|\s")  #: a word-level token; every character belongs to exactly one
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 END_OF_TEXT = "<|endoftext|>"  #: GPT-2's document separator, a token of every bpe tokenizer learnt here
 
@@ -92,36 +88,30 @@ class ByteTokenizer(Tokenizer):
         return bytes(i if i < 256 else 0xFF for i in map(int, ids)).decode(errors="replace")
 
 
-class WordTokenizer(Tokenizer):
-    """The words of a corpus, the most frequent first."""
+class CharTokenizer(Tokenizer):
+    """The characters of a corpus, sorted by code point."""
 
-    kind, token = "word", WORD
+    kind = "char"
 
-    def __init__(self, words: list[str]) -> None:
-        self.words = words
-        self.vocab_size = len(words)
-        self._ids = {word: i for i, word in enumerate(words)}
+    def __init__(self, characters: list[str]) -> None:
+        self.characters = characters
+        self.vocab_size = len(characters)
+        self._ids = {character: i for i, character in enumerate(characters)}
 
     def _state(self) -> dict:
-        return {"words": self.words}
+        return {"characters": self.characters}
 
     def _encode(self, text: str) -> np.ndarray:
         try:
-            return np.fromiter(map(self._ids.__getitem__, self.token.findall(text)), dtype=np.int64)
+            return np.fromiter(map(self._ids.__getitem__, text), dtype=np.int64)
         except KeyError as error:
             raise ConfigError(
-                f"{self.kind} {error.args[0]!r} is not among the {self.vocab_size} that this tokenizer knows: change "
+                f"char {error.args[0]!r} is not among the {self.vocab_size} that this tokenizer knows: change "
                 "the text, or use tokenizer byte or bpe, which encode every text"
             ) from None
 
     def decode(self, ids: Iterable[int]) -> str:
-        return "".join(self.words[i] if i < self.vocab_size else UNKNOWN for i in map(int, ids))
-
-
-class CharTokenizer(WordTokenizer):
-    """The characters of a corpus, sorted by code point."""
-
-    kind, token = "char", re.compile(r"(?s).")
+        return "".join(self.characters[i] if i < self.vocab_size else UNKNOWN for i in map(int, ids))
 
 
 class BPETokenizer(Tokenizer):
@@ -163,7 +153,7 @@ class BPETokenizer(Tokenizer):
         return "".join(parts) + self._tokenizer.decode(run, skip_special_tokens=False)
 
 
-TOKENIZERS = {cls.kind: cls for cls in (ByteTokenizer, CharTokenizer, WordTokenizer, BPETokenizer)}
+TOKENIZERS = {cls.kind: cls for cls in (ByteTokenizer, CharTokenizer, BPETokenizer)}
 
 
 def learn(kind: str, pieces: Iterable[str], *, bpe_vocab_size: int = 1024) -> Tokenizer:
@@ -175,11 +165,6 @@ def learn(kind: str, pieces: Iterable[str], *, bpe_vocab_size: int = 1024) -> To
         for piece in pieces:
             characters.update(piece)
         return CharTokenizer(sorted(characters))
-    if kind == "word":
-        counts: Counter[str] = Counter()
-        for block in regroup(pieces):
-            counts.update(WORD.findall(block))
-        return WordTokenizer(sorted(counts, key=lambda word: (-counts[word], word)))
     if kind == "bpe":
         return _learn_bpe(pieces, bpe_vocab_size)
     path = Path(kind)
@@ -212,7 +197,7 @@ def _learn_bpe(pieces: Iterable[str], vocab_size: int) -> BPETokenizer:
     return BPETokenizer(json.loads(tokenizer.to_str()))
 
 
-def regroup(pieces: Iterable[str], size: int = 2**22) -> Iterator[str]:
+def regroup(pieces: Iterable[str], size: int) -> Iterator[str]:
     """The same text in blocks of about `size` characters.
 
     A block ends before the last white space that text follows: no tokenizer here has a token across that position, so
