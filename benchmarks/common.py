@@ -19,8 +19,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from aiscale.distributed import connect
 from aiscale.launch import launch
@@ -130,6 +128,9 @@ def finish(result: dict, show: Callable[[dict], None], as_json: bool) -> int:
 
 def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table, if it has rows; where standard output is no terminal, wide enough that no number wraps."""
+    from rich.console import Console  # only here: a machine that writes JSON may lack it
+    from rich.table import Table
+
     grid = Table(*heads, title=title, title_justify="left")
     for row in rows:
         grid.add_row(*row)

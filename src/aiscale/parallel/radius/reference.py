@@ -32,16 +32,16 @@ class _Place(World):
 class SimulatedRanks(Engine):
     """An engine whose step takes the micro-batches of all ranks."""
 
-    def __init__(self, run: Run, n_ranks: int) -> None:
+    def __init__(self, run: Run, n_ranks: int, device: str = "cpu") -> None:
         if run.compression.method not in ("none", "radius"):
             raise ConfigError(
                 f"compression.method {run.compression.method} is not simulated: set it to radius or none, "
                 "or start real ranks"
             )
-        super().__init__(run, _place(0, 1))
+        super().__init__(run, _place(0, 1, device))
         run.check_world(n_ranks)
         self.ranks: list[Compressor] = [
-            build_compressor(run, _place(rank, n_ranks), self.model, self.optimizer) for rank in range(n_ranks)
+            build_compressor(run, _place(rank, n_ranks, device), self.model, self.optimizer) for rank in range(n_ranks)
         ]
 
     def step(self, shares: list[list[MicroBatch]], lr: float) -> StepResult:
@@ -73,5 +73,5 @@ class SimulatedRanks(Engine):
         return Bucket(buffer, parameters, [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)])
 
 
-def _place(rank: int, size: int) -> World:
-    return _Place(rank, size, rank, torch.device("cpu"), launcher="none", backend="gloo", traffic=Traffic())
+def _place(rank: int, size: int, device: str) -> World:
+    return _Place(rank, size, rank, torch.device(device), launcher="none", backend="gloo", traffic=Traffic())

@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# What waits for a GPU, in parts of at most eight minutes, about 24 together; no GPU has run it yet.
+#
+#   benchmarks/gpu_day.sh                       # all parts; those whose JSON is there are done, so it resumes
+#   benchmarks/gpu_day.sh speed trace           # these alone
+#   QUICK=1 OUT=try benchmarks/gpu_day.sh       # tiny sizes on the CPU, to see that everything runs
+#
+# It needs one GPU (H100 or H200), Python 3.12 (PYTHON names another), torch 2.11 and no network, in a checkout as it is.
+# A package that the machine lacks comes from wheels/, if that is there. Where there is a network, fill it with
+#   pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_28_x86_64 -d wheels NAME ...
+# OUT (default gpu_day) gets one JSON a part, in the form of src/aiscale/published/measured, and a log of all parts.
+
+set -uo pipefail  # no -e: a part that fails stops nothing
+cd "$(dirname "$0")/.." || exit 1
+
+OUT=${OUT:-gpu_day} QUICK=${QUICK:-} PYTHON=${PYTHON:-python3}
+PART_S=480
+mkdir -p "$OUT" || exit 1
+part_log=$(mktemp) && trap 'rm -f "$part_log"' EXIT
+export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+if [[ $QUICK ]]; then
+    export CUDA_VISIBLE_DEVICES="" NUMBA_ENABLE_CUDASIM=1 OMP_NUM_THREADS=1
+fi
+
+needs() { # PART: the packages without which it cannot run
+    local packages=(torch numpy psutil)
+    case $1 in
+    tests) packages+=(pytest pytest-xdist pytest-timeout) ;;
+    kernels) packages+=(numba) && [[ $QUICK ]] || packages+=(numba-cuda) ;;
+    esac
+    "$PYTHON" - "${packages[@]}" <<'END'
+import sys
+from importlib.metadata import distributions
+here = {str(each.metadata["Name"]).lower().replace("_", "-") for each in distributions()}
+print(*[name for name in sys.argv[1:] if name not in here])
+END
+}
+
+run() { # PART
+    local part=$1 json=$OUT/$1.json started=$SECONDS missing name status
+    if [[ -s $json ]]; then
+        echo "$part: $json is there"
+        return
+    fi
+    missing=$(needs "$part")
+    if [[ $missing && -d wheels ]]; then
+        for name in $missing; do # one by one: one that is not there must not keep out the others
+            "$PYTHON" -m pip install -q --no-index --find-links wheels "$name" >>"$OUT/gpu_day.log" 2>&1
+        done
+        missing=$(needs "$part")
+    fi
+    if [[ $missing ]]; then
+        echo "$part: left out, for Python has no $missing, and wheels/ neither"
+        return
+    fi
+    timeout -k 10 $PART_S "$PYTHON" benchmarks/gpu_parts.py "$part" "$json" ${QUICK:+--quick} >"$part_log" 2>&1
+    status=$?
+    case $status in
+    0) echo "$part: $json, in $((SECONDS - started)) s" ;;
+    124 | 137) echo "$part: not finished in $PART_S s, see $OUT/gpu_day.log" ;;
+    *) echo "$part: failed, $(grep -v '^ *$' "$part_log" | tail -n 1 | cut -c 1-200)" ;;
+    esac
+    { echo "== $part" && cat "$part_log"; } >>"$OUT/gpu_day.log"
+}
+
+[[ $# -gt 0 ]] || set -- speed kernels radius trace memory study tests
+for part; do
+    run "$part"
+done
