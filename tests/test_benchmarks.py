@@ -170,3 +170,20 @@ def test_a_killed_sweep_resumes_without_repeating_finished_runs(tmp_path):
     assert rows[0] == first and len(rows) == 2
     assert [line.count("seconds") for line in out.read_text().splitlines() if first["case"] + '"' in line] == [1]
     assert len(radius_sweep.table_of(rows)) == 2
+
+
+@pytest.mark.extended
+def test_a_killed_pair_resumes_and_its_masks_last_longer_than_chance(tmp_path):
+    command = [sys.executable, script("radius_pair").__file__, str(tmp_path), "--quick"]
+    job = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    first, second = tmp_path / "dense-20-0.0005-0/metrics.jsonl", tmp_path / "dense-20-0.001-0/metrics.jsonl"
+    wait_until(second.exists, 240, "a finished run")
+    os.killpg(job.pid, signal.SIGKILL)
+    wait_until(lambda: not processes_with(str(tmp_path)), 30, "the run's end")
+    finished = first.stat().st_mtime_ns
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    result = json.loads((tmp_path / "radius_pair.json").read_text())
+    assert first.stat().st_mtime_ns == finished
+    assert [len(row["runs"]) for row in result["compare"]] == [2, 2] and len(result["tasks"]) == 4
+    assert all(result["mask_kept_by_chance"] < kept <= 1 for _, kept in result["mask_kept"])
+    assert [step for step, _ in result["mask_kept"]] == list(range(8, 40, 4))
