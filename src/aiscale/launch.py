@@ -1,10 +1,7 @@
 """Starts the ranks of one machine, names a dead one within seconds, and leaves none running after the launcher.
 
-    launch(4, ["-m", "aiscale", "train", "--recipe", "laptop"], preload=["aiscale.train"])    # without torchrun
-
-The ranks meet at a store in a process of its own, on a port that the system chose: two jobs on one machine never fight
-over a port, and no rank has to start first. When a rank dies, the launcher stops the others and says which one it was.
-When the launcher dies, its ranks end. It imports no torch: the ranks are forked from a process that has.
+The ranks meet at a store in a process of its own, on a port that the system chose. It imports no torch: the ranks are
+forked from a process that has.
 """
 
 from __future__ import annotations

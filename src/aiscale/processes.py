@@ -1,14 +1,8 @@
 """Processes of the operating system: their start, cores, parents and markers.
 
-    start_python(["-m", "aiscale", "train"], preload=["aiscale.train"])    # a multiprocessing.Process
-    usable_cores()                          # [0, 1]: those that this process may use
-    die_with(os.getppid())                  # in a child: never outlive the parent
-    kill_marked("AISCALE_CLUSTER", "3fa9")  # all processes that inherited this variable with this value
-
-Only the standard library and no module of ours: scripts that must start in 10 ms import it.
-
-Importing what training needs takes three seconds of a core. So `start_python` forks: multiprocessing's forkserver, a
-process without threads, imports it once. Environment, folder and output are those of the caller all the same.
+Only the standard library and no module of ours: scripts that must start in 10 ms import it. Importing what training
+needs takes three seconds of a core. So `start_python` forks: multiprocessing's forkserver, a process without threads,
+imports it once. Environment, folder and output are those of the caller all the same.
 """
 
 from __future__ import annotations

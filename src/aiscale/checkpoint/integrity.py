@@ -1,10 +1,6 @@
 """Checksums of a checkpoint's files, stored in its note, and of the note itself.
 
-    note = seal({"files": fingerprints(folder, files(folder))})
-    damage(folder, note, note["files"])                     # "" or what is wrong, in words
-
-Disks and networks flip bits, copies are cut short, files get deleted. torch may read such a file without an error: then
-a run would silently go on from wrong weights.
+torch may read a damaged file without an error: then a run would silently go on from wrong weights.
 """
 
 from __future__ import annotations

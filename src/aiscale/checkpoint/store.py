@@ -1,11 +1,7 @@
 """Saves and loads checkpoints with torch's distributed checkpoint (DCP); a folder is either complete or absent.
 
-    save(engine, "runs/laptop/checkpoints", step=100)
-    step = load(engine, newest_good("runs/laptop/checkpoints", world))      # of train.saving
-
 A checkpoint is written to a hidden temporary folder, each rank flushes its files to the disk, and the folder is
-renamed: a job that dies while saving leaves the previous checkpoint untouched. The note, aiscale.json, holds a checksum
-of every file (`integrity`), so that a damaged checkpoint is never used.
+renamed. The note, aiscale.json, holds a checksum of every file (`integrity`).
 
 Weights are stored under GPT's own names with their full shapes, so a run may resume with another number of ranks or
 another strategy. DeepSpeed and Megatron-Core write formats of their own, as the note says: such a run resumes only in

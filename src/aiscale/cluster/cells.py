@@ -1,7 +1,4 @@
-"""Runs a cell on ranks, `%%px` or `%%px --targets 0:2`: sends it, waits, and shows its output in rank order.
-
-The flags are ipyparallel's. In a notebook output is live; it is labelled `[rank 0]`, `[rank 1]`, ...
-"""
+"""Runs a cell on ranks, `%%px` or `%%px --targets 0:2`: sends it, waits, and shows its output in rank order."""
 
 from __future__ import annotations
 

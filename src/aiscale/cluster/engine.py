@@ -1,9 +1,7 @@
 """The process of a rank: starts as an ipyparallel engine, and runs what the notebook calls.
 
-    python -m aiscale.cluster FOLDER 4 2                         # rank 2 of 4 on this machine
-    srun --ntasks=16 python -m aiscale.cluster FOLDER 16 slurm   # all nodes see FOLDER
-
-In a job rank 0 starts the controller on its own node, and everything ends with the step.
+python -m aiscale.cluster FOLDER 4 2                         # rank 2 of 4 on this machine
+srun --ntasks=16 python -m aiscale.cluster FOLDER 16 slurm   # rank 0 starts the controller on its own node
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
     python -I -S guard.py CLUSTER_ID FOLDER < pipe
 
-The kernel runs this file as a script and holds the other end of the pipe. When the pipe closes or the kernel is gone,
-the cleaner cancels the Slurm job or step named in FOLDER, kills all processes that inherited the cluster's marker in
-their environment, and removes the folder. A job whose folder is gone ends itself.
+When the pipe, whose other end the kernel holds, closes or the kernel is gone, this cancels the Slurm job or step named
+in FOLDER, kills all processes that inherited the cluster's marker, and removes the folder.
 """
 
 import contextlib

@@ -1,8 +1,4 @@
-"""Launchers start `python -m aiscale.cluster` and say which ranks have ended: on this machine.
-
-A controller that picks its own ports sometimes takes one twice, so it is given ports, at a loopback address that no
-other cluster uses. (In a job it listens at its node's address.)
-"""
+"""Launchers start `python -m aiscale.cluster` and say which ranks have ended: on this machine."""
 
 from __future__ import annotations
 

@@ -1,11 +1,6 @@
-"""The processes of one cluster: engines, the cleaner (guard.py), and the folder that holds their files.
+"""The processes of one cluster: engines, the cleaner (guard.py), and the private folder (0700) that holds their files.
 
-    processes = Processes(4, "local", threads=1, job=Job())
-    processes.start(timeout_s=90)
-    processes.client; processes.exits(); processes.stop()
-
-A start that fails or times out shows what the engines printed. A private folder (0700) holds profile, connection files
-and logs, and everything on this machine listens on the loopback only. All ends with `stop`, and with the kernel.
+A start that fails or times out shows what the engines printed. Everything on this machine listens on the loopback only.
 """
 
 from __future__ import annotations

@@ -1,12 +1,6 @@
 """`cluster.start` and the `Ranks` that it returns: real processes in one process group, under a notebook's cells.
 
-from aiscale import cluster
-ranks = cluster.start(4)           # 4 ranks on this machine
-ranks = cluster.start(16, engines="slurm", account="abc123", time="30:00")    # in a job
-
-%%px                               # this cell runs on every rank
-print(f"{rank} of {world_size}")
-
+ranks = cluster.start(4)           # 4 ranks on this machine; then %%px cells run on every rank
 ranks["loss"]                      # a variable of every rank, in rank order
 ranks.run(function, argument)      # a call on every rank, results in rank order
 ranks.stop()

@@ -1,11 +1,8 @@
 """Ranks in a Slurm job: started with srun if this kernel is in a job, else in a job that is submitted for them.
 
-    cluster.start(16, engines="slurm", account="abc123", time="30:00")
-
-The job is the site's `engines.sbatch` with the caller's options; their defaults come from the site's profile and from
-sbatch's own variables (SBATCH_ACCOUNT, SBATCH_TIMELIMIT, ...). Nothing listens on a login node: rank 0's task runs the
-controller and the rendezvous store, and the kernel connects with a key from a folder that only its owner can read. The
-job ends with the ranks, with the kernel, or when waiting for it is interrupted.
+The job is the site's `engines.sbatch` with the caller's options. Nothing listens on a login node: rank 0's task runs
+the controller and the rendezvous store, and the kernel connects with a key from a folder that only its owner can read.
+The job ends with the ranks, with the kernel, or when waiting for it is interrupted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """The named choices of a model, its optimizer, its precision: what each is, and which strategies refuse it, and why.
 
-    ACTIVATIONS["swiglu"].gated                # True: model/ builds it, cost/ counts it, both from this table
-    refuse("megatron", {"model.norm": "deepnorm"})          # raises ConfigError with the reason
-
 A new choice is a row here, its formula in model/gpt.py or optim.py, and a line in tests/test_choices.py.
 """
 

@@ -3,12 +3,6 @@
 world = connect()                     # under torchrun, srun, mpiexec, in a notebook's engine, or alone
 world.rank, world.size, world.device
 world.traffic.snapshot()              # bytes by collective since the start
-
-rendezvous, connect   find rank and world size, meet at a store, form the process group
-counter, wire         count traffic, over NCCL and over gloo
-link                  emulate a slow link
-fake                  one rank of a large world, without the others
-failing, hangs        report a failure once; name a hang and end the job
 """
 
 from aiscale.distributed.connect import PeerError, World, connect

@@ -1,10 +1,7 @@
 """`connect()` joins the ranks that were started together, on any device, or says in one line why it cannot.
 
-    world = connect()
-    result = world.together(make)         # or from_rank0(make): an error on one rank is raised on all of them
-
-It finds rank and world size and the rendezvous address (`rendezvous`), and picks the backend: gloo on
-CPU, NCCL or RCCL on GPUs.
+world = connect()
+result = world.together(make)         # or from_rank0(make): an error on one rank is raised on all of them
 """
 
 from __future__ import annotations

@@ -2,14 +2,10 @@
 
     traffic.snapshot()             # {("all_reduce", 4): Count(calls=1, payload_bytes=...)} by group size
     traffic.groups()               # {("all_reduce", Group("dp", (0, 2))): Count(...)} by group
-    with traffic.control(): ...    # bookkeeping, counted separately
-
-    traffic.progress.step = 12     # the training step, set by the loop
     traffic.progress.table()       # {"dp 0-6/2": [number, "all_reduce", 4096, seconds ago, step]}: latest by group
 
-`since` and `groups_since` give the difference from an earlier reading. `wire` records gloo's calls; for NCCL `pull`
-reads torch's flight recorder (`attach`). `hangs` compares the tables of all ranks. In a table, a message is a
-collective of its two ranks, sender and receiver ("3>5").
+`wire` records gloo's calls; for NCCL `pull` reads torch's flight recorder (`attach`). `hangs` compares all ranks'
+tables, in which a message is a collective of its two ranks, sender and receiver ("3>5").
 """
 
 from __future__ import annotations

@@ -1,11 +1,6 @@
 """When a rank fails, the others do not wait for it, and the error is printed once.
 
-    raise alike(error)                          # on all ranks at once, after they have agreed on it
-    lost_another_rank(error)                    # is it only that another rank has died?
-    end_now(status)                             # exit without waiting for the ranks that still work
-
-`World.failed_alike` asks whether all ranks failed, as with a wrong setting. A normal exit may hang: MPI_Finalize, which
-runs when Python ends, is a collective.
+A normal exit may hang: MPI_Finalize, which runs when Python ends, is a collective.
 """
 
 from __future__ import annotations

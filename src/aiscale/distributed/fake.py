@@ -1,16 +1,9 @@
 """One rank of a large world in this process, beside ranks that do not exist: a thousand ranks on a laptop.
 
-    with fake_world(1024, rank=3) as world:
-        engine = build(run, world)              # FSDP2 shards the model as on 1,024 ranks
-        engine.step(batch, 1e-3)
-        world.traffic.groups()                  # what this rank would have sent
-
 torch's fake process group ends every collective at once with made-up data; `wire` counts it as between real ranks.
-Tensors have shapes but no memory (torch's FakeTensorMode: storage on the meta device), so the model may be larger than
-this machine, and every number read from one of them (a loss, a norm) is 1. DDP and Megatron-Core look into their
-tensors: with memory=True they are real ones on the CPU, with values that mean nothing.
-
-Import a strategy's library before (`parallel.preload`): it may make tensors of its own that must be real.
+Tensors have shapes but no memory (torch's FakeTensorMode), and every number read from one of them is 1. DDP and
+Megatron-Core look into their tensors: with memory=True they are real ones, with values that mean nothing. Import a
+strategy's library before (`parallel.preload`): it may make tensors of its own that must be real.
 """
 
 from __future__ import annotations

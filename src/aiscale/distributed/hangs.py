@@ -1,15 +1,9 @@
 """The watchdog: if a collective does not finish, it names the missing rank, says where all ranks are, and ends the job.
 
-    with watching(world, timeout_s=240, tell=records.note):       # all ranks enter it; 0: no watchdog
-        train()
-
 gloo and NCCL cannot say which rank is missing. So a thread of every rank writes what the rank has begun
 (`Traffic.progress`) and where it is into the rendezvous store; one that was stopped falls silent. After the timeout
 `find` looks for the cause, and the lowest waiting rank prints it and ends the job. For what the network or the store
 loses, and for messages between two ranks over NCCL, the backend's own timeout remains.
-
-No rank is blamed while one is late with its state but not yet silent: a busy machine may delay any process by some
-seconds. A job that was suspended for longer than the timeout ends when it goes on.
 """
 
 from __future__ import annotations

@@ -1,18 +1,11 @@
 """Emulates a slow link between ranks on one machine: every rank gets a network card with a given rate.
 
     world.link.rate_mbit_s = 100          # on every rank, between two steps; 0: not slowed
-    with world.link.at(100): ...
-    aiscale train --recipe laptop --nproc 4 --set parallel.strategy=ddp --set loop.link_mbit_s=100
 
 A card is a queue of bytes. It has sent a collective when it has sent the earlier ones and then its own bytes at the
-rate, plus `world.link.latency_s` per message (a collective is several). gloo gets the collective just before that: by
-the shortest time that gloo itself took for such a one so far. So both end together, when the slowest rank's card has
-got that far, and never before this rank's. The rank computes meanwhile, so a gradient bucket sent during the backward
-pass costs nothing until somebody waits for it.
-
-Limits: a dead rank is noticed only when the bytes have been sent (the launcher sees it at
-once), and messages from two ranks to a third arrive as fast as from one. Bookkeeping (`world.control()`) and barriers
-take no time on the link, but keep their place in the queue. `benchmarks/radius.py` runs on such links.
+rate, plus `latency_s` per message. gloo gets the collective just before that, by the shortest time that gloo itself
+took for such a one so far. The rank computes meanwhile. Limits: a dead rank is noticed only when the bytes have been
+sent, and messages from two ranks to a third arrive as fast as from one. Bookkeeping and barriers take no time.
 """
 
 from __future__ import annotations

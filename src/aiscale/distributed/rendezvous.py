@@ -1,9 +1,5 @@
 """Ranks find each other at a rendezvous store, and nobody outside the machine can connect to a one-machine job.
 
-    store, env = host_store()             # in a launcher: ranks with `env` in their environment meet there
-    host, port = meeting_point(place)     # in a rank: the rendezvous address, from the launcher, Slurm or MPI
-    store = join_store(host, port, place, timeout)
-
 torch's store listens on all networks of the machine, and gloo at the address of its host name, open to anybody who can
 reach it. Ranks of one machine meet at its loopback, and then listen nowhere else.
 """

@@ -1,16 +1,8 @@
 """Counts every byte that ranks send over gloo: `Wire` is a process group that wraps gloo's.
 
-    before = world.traffic.groups()
-    engine.step(...)
-    world.traffic.groups_since(before)     # {("all_reduce", Group("world", (0, 1))): Count(calls, payload_bytes)}
-
 DDP sends from C++ threads, FSDP from autograd hooks, DeepSpeed from its own engine: all of them call the methods of
-a `torch.distributed.ProcessGroup`. Groups made later (new_group, a device mesh, Megatron-Core's) use the same backend,
-so they are counted too.
-
-    payload   the bytes of the whole buffer (the output of an all-gather, the input of a reduce-scatter), whatever the
-              algorithm
-    wire      what one rank sends for it with the backend's algorithm (`cost.wire_bytes`)
+a `torch.distributed.ProcessGroup`. Groups made later (new_group, a device mesh, Megatron-Core's) use the same backend.
+A payload is the whole buffer (the output of an all-gather, the input of a reduce-scatter), whatever the algorithm.
 
 gloo reads host memory. If ranks hold their tensors on a GPU (loop.backend=gloo), `Staged` sends copies. A `link` slows
 gloo to the rate of a network card. NCCL is not wrapped; `counter` reads torch's flight recorder.

@@ -1,7 +1,4 @@
-"""`aiscale doctor`: is this node, or this job, ready to train? Yes or no.
-
-aiscale doctor                    # this machine, and two ranks on it
-srun aiscale doctor               # in a job: all its nodes and ranks; exit status 1 if anything is wrong
+"""`aiscale doctor`: is this node, or in a job (`srun aiscale doctor`) all its nodes and ranks, ready to train?
 
 One `Finding` for each question about a node; then all ranks run one all-reduce, and its result is checked.
 """

@@ -1,8 +1,5 @@
-"""The shell functions that launchers take from the environment: banner, unpacking, doctor, requeue, engines.
-
-    eval "$(python -m aiscale.hpc.job)"     # in a batch script; then: job begin, job doctor, job engines
-
-This prints job.sh and engines.sh, which say what each does, after two facts of the site; it starts fast.
+"""`python -m aiscale.hpc.job`: prints the shell functions that launchers take from the environment, and two facts of
+the site. job.sh and engines.sh say what each does.
 """
 
 from __future__ import annotations

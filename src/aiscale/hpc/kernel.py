@@ -1,12 +1,7 @@
 """A Jupyter kernel that loads a site's modules and activates an environment before Python starts.
 
-    aiscale kernel install                                        # on a login node: its site, this environment
-    aiscale kernel install --site perlmutter --environment /global/common/software/m1234/env
-    aiscale kernel install --prefix /shared/class --name class    # for a class, whose JUPYTER_PATH names share/jupyter
-
-A hub starts kernels without the modules that an environment's libraries need. So the kernel is a script (start.sh,
-rendered from start_kernel.sh.j2 beside the launchers' templates), and Jupyter's own installer puts it in its place;
-`jupyter kernelspec list` and `remove` do the rest.
+A hub starts kernels without the modules that an environment's libraries need. So the kernel is a script (start.sh),
+and Jupyter's own installer puts it in its place; `jupyter kernelspec list` and `remove` do the rest.
 """
 
 from __future__ import annotations

@@ -1,13 +1,6 @@
 """`aiscale submit FILE`: checks a launcher and all that it needs on the login node, says what it costs, and submits it.
 
-    aiscale submit launchers/frontier/ddp.sbatch --dry-run
-    aiscale submit --sbatch "-q debug -t 20" launchers/frontier/ddp.sbatch --set loop.steps=20
-
-Exit status: 0 when submitted (or, with --dry-run, when nothing is wrong), 1 when something is, 2 on bad input. From
-Python, what a file asks for:
-
-    job = Launcher.read(Path("ddp.sbatch"), site("frontier"), sbatch="-q debug", args=["--set", "loop.steps=5"])
-    job.nodes, job.hours, job.setting("ENVIRONMENT"), job.run()
+Exit status: 0 when submitted (or, with --dry-run, when nothing is wrong), 1 when something is, 2 on bad input.
 """
 
 from __future__ import annotations

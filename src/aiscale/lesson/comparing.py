@@ -1,9 +1,4 @@
-"""Compares an answer with what is right, and says in which way it differs: scale, sign, order, axes, rank.
-
-require(len(parts) == 3, "a part is missing")
-same(actual, expected, "the gradient", scale={4: "divide by the ranks"})
-same_on_ranks(actual, expected, "the shard", causes={"the sum of all": sums})
-"""
+"""Compares an answer with what is right, and says in which way it differs: scale, sign, order, axes, rank."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """`aiscale exercises`: make the participants' notebooks, grade the graders, grade a notebook.
 
-    aiscale exercises                            # workshop/solutions -> workshop/exercises
-    aiscale exercises --check 03                 # all fit together, every stub and wrong answer is refused
-    aiscale exercises --grade my/03_ddp.ipynb
-
 Each answer is graded alone: in an empty namespace, after the set-up and the cells of its exercise only. A second
 `cluster.start` in a process reuses the ranks and empties their namespaces, so that an answer costs tenths of a second.
 """

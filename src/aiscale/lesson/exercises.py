@@ -1,15 +1,10 @@
 """`check`: a participant's exercises, graded where they stand, with a ladder of hints and a card.
 
-    from aiscale.lesson import check
-
     check("03.2")                   # right, or in which way it is wrong; each further failing try shows one more hint
-    check("03.2", hint=2)           # the first two hints
-    check("03.2", solution=True)    # at the end of the ladder
+    check("03.2", hint=2)           # the first two hints; at the end of the ladder: solution=True
     check.card()                    # what is done, and which predictions held
 
-A call grades the function in this notebook, or on its ranks, with newly drawn inputs. It raises nothing for a wrong
-answer, so that the notebook goes on. What it finds is kept on this machine's disk (`aiscale.lesson.progress`) and goes
-nowhere else. The graders are in workshop/graders/ (`aiscale.lesson.grading`), the solutions in workshop/solutions/.
+A wrong answer raises nothing, so that the notebook goes on. What is found is kept on this machine's disk alone.
 """
 
 from __future__ import annotations

@@ -1,20 +1,15 @@
 """What the graders in workshop/graders/ are written with: exercises, comparisons, and wrong answers that they refuse.
 
-    from aiscale.lesson.grading import exercise, require, same
-
     @exercise("03.1", "Unequal shares", "weighted", minutes=10, hints=["Which share counts more?", "..."])
     def unequal_shares(weighted):                   # the participant's function `weighted`
-        for _ in range(3):
-            parts, sizes = draw()                   # newly drawn: torch, numpy and random are seeded anew
-            same(weighted(parts, sizes), reference(parts, sizes), "the gradient", scale={4: "divide by the ranks"})
+        parts, sizes = draw()                       # newly drawn: torch, numpy and random are seeded anew
+        same(weighted(parts, sizes), reference(parts, sizes), "the gradient", scale={4: "divide by the ranks"})
 
     unequal_shares.refuses("mean of unequal parts", "3 sequences count", "return sum(parts) / len(parts)")
 
-With `ranks=True` the function lives on the ranks (a %%px cell): `weighted(x)` calls it with the same arguments on each,
-`weighted.each(xs, ys)` with xs[r], ys[r] on rank r. Both return a list in rank order; `weighted.size` is the number of
-ranks, and `weighted.sent` says for each rank what it handed over: {"all_reduce": (calls, bytes)};
-`weighted.on_ranks(f, x)` calls a function of the grader's. With `inplace=True` a call returns the first argument as the
-function left it. Expected values come from a library or from serial training.
+With `ranks=True` the function lives on the ranks: `weighted(x)` calls it with the same arguments on each,
+`weighted.each(xs, ys)` with xs[r], ys[r] on rank r, both with a list of results in rank order; `weighted.sent` says for
+each rank what it handed over, {"all_reduce": (calls, bytes)}; `weighted.on_ranks(f, x)` calls the grader's own f.
 """
 
 from __future__ import annotations

@@ -1,29 +1,13 @@
-"""`predict`: a participant commits to a guess before a cell measures the answer.
-
-A number. The participant replaces None by a number; with None the notebook goes on without a guess:
+"""`predict`: a participant commits to a guess, in place of None, before a cell measures the answer.
 
     guess = predict("bytes that a rank sends in a step", None, unit="bytes")    # 3 * MiB, 4 * 801_536, ...
-    ...                                                                         # cells that measure
     guess.against(sent_bytes, hints={2: "all-reduce sends in both its halves"})
+    predict("the gradient on rank 1", None, choices=["the sum", "the mean"]).against("the mean")
+    predict("chunk sent", [[None, None], [None, None]], rows="rank", columns="step").against([[0, 1], [1, 0]])
 
-`unit` is "bytes", "s", any other word, or nothing for a count. A key of `hints` is measured / guess, its text is what
-was probably missed. Seconds are never exact: `within=2` in `predict` counts a guess as held within a factor of 2.
-
-A choice, by its number or its text:
-
-    guess = predict("the gradient on rank 1", None, choices=["the sum", "the mean", "a quarter of the sum"])
-    guess.against("the mean")
-
-A grid, row by row; None stands for an empty cell:
-
-    guess = predict("the chunk that each rank sends", [
-        [None, None, None],  # rank 0: steps 0, 1, 2
-        [None, None, None],  # rank 1
-    ], rows="rank", columns="step")
-    guess.against([[0, 1, 2], [1, 0, 2]])         # draws the guess beside the truth, wrong cells marked
-
-`predict.card()` lists the predictions of a lesson. A cell that is run again replaces its record, by name: give each
-prediction a name of its own. Guesses are kept on this machine's disk: see `aiscale.lesson.progress`.
+A key of `hints` is measured / guess, its text is what was probably missed. Seconds are never exact: `within=2` counts a
+guess as held within a factor of 2. A cell that is run again replaces its record, by name. `predict.card()` lists the
+predictions of a lesson.
 """
 
 from __future__ import annotations

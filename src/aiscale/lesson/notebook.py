@@ -1,10 +1,5 @@
 """Notebooks by name, and what their first cell says: title, promise, minutes, ranks, hardware.
 
-    for notebook in notebooks(["03"]):
-        print(notebook.name, notebook.header.minutes)
-
-The first cell of a lesson begins so:
-
     # 03 · Data parallelism with DDP
     <blank>
     The promise, a paragraph that the site's card shows.

@@ -1,16 +1,10 @@
 """How a prediction or a check is shown, in a notebook or a terminal, and kept on the participant's own disk.
 
-    show("bytes of a step: within 10 %", "close", against="bytes of a step", measured=4096)
-    save("predictions", "bytes of a step", {"kind": "number", "guess": 4000, ...})    # -> progress/03_ddp.json
-    load("exercises", "03_ddp")                                                       # -> {"03.1": {...}, ...}
-
 The file is LESSON.json in `$AISCALE_PROGRESS`, else in progress/ of the checkout that holds the notebook, else of the
 notebook's folder. It holds guesses and what was checked, and no name of a person:
 
-    {"predictions": {NAME: {"kind": "number", "unit": "bytes", "guess": 4000, "measured": 4096, "ratio": 0.98,
-                            "grade": "exact" | "close" | "near" | "off" | null, "at": "2026-11-22T13:30:00+00:00"}},
-     "exercises": {"03.1": {"state": "right" | "wrong", "title": "Unequal shares", "tries": 3, "hints": 1,
-                            "solution": false, "at": ...}}}
+    {"predictions": {NAME: {"guess": 4000, "measured": 4096, "ratio": 0.98, "grade": "close", ...}},
+     "exercises": {"03.1": {"state": "right" | "wrong", "tries": 3, "hints": 1, "solution": false, ...}}}
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """`aiscale notebooks`: run the lessons headless, by papermill.
 
-    aiscale notebooks 03_ddp -p n_steps=20      # -> build/notebooks/03_ddp.ipynb, with outputs
-    aiscale notebooks --core                    # all lessons, without their optional cells
-
 Plain papermill works too, but its error does not hold those of ranks.
 """
 

@@ -1,11 +1,7 @@
 """Two cell magics with which a participant writes training scripts of their own.
 
-    %load_ext aiscale.lesson.scripts
-
-    %%write my/train.py                       the cell's text becomes the file
-    %%write -a my/train.py                    it follows what is there
+    %%write my/train.py                       the cell's text becomes the file; -a: it follows what is there
     %%change my/train.py my/train_ddp.py      the second file is the first with the changes that the cell shows
-    %%change my/train_ddp.py                  the same in one file
 
 Changes are written as `diff` writes them: lines to remove begin with -, new ones with +, lines that stay with a space,
 and @@ stands between places. A file edited by hand is never overwritten: it is kept under a new name. Where the first

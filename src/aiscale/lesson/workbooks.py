@@ -1,17 +1,8 @@
 """The notebooks of exercises: the participants' in workshop/exercises/, made from the solutions in workshop/solutions/.
 
-    make("03_ddp")                  # the text of exercises/03_ddp.ipynb: solutions replaced by a line that raises
-    problems("03_ddp")              # where source, graders and the participants' notebook do not fit: one line each
-    answered(cells, "03.1", code)   # the cells, with this code in place of the solution
-
 A source is a notebook with nbgrader's markers. Its first code cell, the set-up, stands alone; then follows, for each
 exercise, the heading that its grader states (`## 03.1 · Unequal shares (core, 10 minutes)`), its goal, code, and a cell
-`check("03.1")`. One cell holds the solution, inside a function:
-
-    def weighted(parts, sizes):
-        ### BEGIN SOLUTION
-        return ...
-        ### END SOLUTION
+`check("03.1")`. One cell holds the solution, inside a function, between ### BEGIN SOLUTION and ### END SOLUTION.
 """
 
 from __future__ import annotations

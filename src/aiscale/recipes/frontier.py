@@ -1,8 +1,6 @@
 """Recipes of what was trained on Frontier (OLCF, "AI for Science at Scale 2"): GPT-J, FORGE, 22B and 175B.
 
 OLCF's examples of DDP, FSDP and ZeRO train transformers' own models: these recipes end in -hf, with twins of seconds.
-
-    aiscale train --recipe gptj-6b-hf-tiny --set parallel.strategy=zero --set parallel.zero_stage=3 --nproc 2
 """
 
 from __future__ import annotations

@@ -1,24 +1,17 @@
 """Recipes of Radius: the two models of its artifact appendix, with every published setting, and a twin of seconds.
 
-    aiscale train --recipe radius-2b --set compression.density=0.1      published: 0.9, 0.5, 0.4 (the default) and 0.1
-    aiscale train --recipe radius-2b --set compression.interval=400     published with density 0.4
-    aiscale train --recipe radius-2b --set compression.method=none      dense, overlapped with the backward pass
-    aiscale train --recipe radius-tiny --nproc 4                        seconds, on a laptop
-
-`--set compression.overlap=false` makes of the first the published Radius, and of the third the published dense
-baseline: one all-reduce after the backward pass. All of them ran on 64 A100 of Perlmutter, where each rank's share of
-the batch, 512 / 64, is one micro-batch of 8.
+`--set compression.density=0.9`, 0.5, 0.4 (the default) and 0.1 are published, `compression.interval=400` with 0.4.
+`compression.method=none` is dense, overlapped with the backward pass; with `compression.overlap=false` it is the
+published baseline, and Radius is the published Radius: one all-reduce after the backward pass. All ran on 64 A100 of
+Perlmutter, where each rank's share of the batch, 512 / 64, is one micro-batch of 8.
 
 Sources: the artifact appendix (MLSys 2025), tables 1 and 2, and its code, mz687/radius at 2aa972f70d53,
-slurm_scrips/perlmutter_scripts: the shapes, batch, sequence, rates, decay, clipping, recomputation, splits and
-intervals of evaluation and checkpoints. Those Radius runs went on from a dense run's checkpoint (at 80,000 and 60,000
-steps); here one run does both, for compression.warmup_steps of it are dense. To go on from a dense run of ours instead,
---resume it with --set compression.warmup_steps=0: these steps are counted from the first with Radius.
+slurm_scrips/perlmutter_scripts. Those Radius runs went on from a dense run's checkpoint (at 80,000 and 60,000 steps);
+here one run does both, for compression.warmup_steps of it are dense.
 
-What ours does differently: the exchange is overlapped with the backward pass unless told otherwise; mask and every
-rank's residual are in the checkpoint; it is always the reduced gradient that is clipped. There is no dropout, where
-Megatron's default of 0.1 held (no script changes it). Batches are windows of one text in an order of our own, the
-vocabulary is learnt from it, and the last 5 % are held out (theirs: 949 : 50 : 1).
+What ours does differently: mask and every rank's residual are in the checkpoint; it is always the reduced gradient that
+is clipped. There is no dropout, where Megatron's default of 0.1 held. Batches are windows of one text in an order of
+our own, the vocabulary is learnt from it, and the last 5 % are held out (theirs: 949 : 50 : 1).
 """
 
 from __future__ import annotations

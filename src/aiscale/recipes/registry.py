@@ -1,11 +1,7 @@
 """Recipes: complete runs with a name. Each is a function that returns a `Run`; its docstring says where it comes from.
 
-    run = recipe("laptop").override("loop.steps=100")
-    aiscale train --recipe gpt2 --set parallel.strategy=ddp --nproc 4
-
 What a publication does not say is left at our default, or marked below as ours. What a `Run` cannot hold (dropout, a
 layout of tensor and pipeline ranks for a data-parallel strategy) is named in the docstring.
-Counts of parameters are those of `cost.parameter_count`, a tied head counted once.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""The command `aiscale evaluate RUN`: tasks of EleutherAI's lm-eval harness on a trained model.
-
-    aiscale evaluate runs/forge-s --tasks forge --device cuda
-    results = evaluate("runs/laptop", ["aiscale_rolling"])      # {"results": {"aiscale_rolling": {...}}, ...}
+"""`aiscale evaluate RUN`: tasks of EleutherAI's lm-eval harness on a trained model, a run or a Hugging Face folder.
 
 The data sets of lm-eval's own tasks are downloaded. Those of aiscale_last_word, aiscale_rolling and aiscale_two_choice
-are files of ours, in tasks/. RUN is a run folder, which is exported first, or a Hugging Face folder. `lm_eval` itself
-reads an export as well: --model hf --model_args pretrained=FOLDER. Needs `pip install 'aiscale[eval]'`.
+are files of ours, in tasks/.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""The command `aiscale export RUN FOLDER`: a trained model as a Hugging Face folder, whichever strategy trained it.
+"""`aiscale export RUN FOLDER`: a trained model as a Hugging Face folder, whichever strategy trained it.
 
-    export("runs/laptop", "mine/")
-    transformers.AutoModelForCausalLM.from_pretrained("mine/").generate(...)
-
-This process alone reads the newest checkpoint. The folder also gets the tokenizer: aiscale_tokenizer.json, which
-`Tokenizer.from_json` reads, and for byte and bpe, which can encode any text, the files that AutoTokenizer reads.
+The folder also gets the tokenizer: aiscale_tokenizer.json, which `Tokenizer.from_json` reads, and for byte and bpe,
+which can encode any text, the files that AutoTokenizer reads.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The command `aiscale generate RUN`: a trained model continues a text.
-
-aiscale generate runs/laptop --prompt 'The ' --tokens 200
-"""
+"""`aiscale generate RUN`: a trained model continues a text."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """`fit(run)`: the training loop. It knows steps, schedules, evaluation and stopping, but no strategy.
 
-    result = fit(recipe("laptop"))                          # one process
-    torchrun --nproc-per-node 4 -m aiscale train --recipe laptop --set parallel.strategy=ddp
-
 All ranks run this same function; only rank 0 prints and writes.
 """
 

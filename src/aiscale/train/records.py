@@ -1,10 +1,7 @@
 """The files of a run: runs/NAME/{run.json, metrics.jsonl, tokenizer.json, checkpoints/}. Only rank 0 writes them.
 
-    model, tokenizer = open_trained("runs/laptop")
-
 `run.json` says what was trained, with which versions, on which machine and corpus, and how it ended. `metrics.jsonl`
-has one line per step (kind train) and evaluation (kind eval), and at the end one per rank (kind rank: what it sent in
-the last step, and what it holds).
+has one line per step (kind train) and evaluation (kind eval), and at the end one per rank (kind rank).
 """
 
 from __future__ import annotations

@@ -1,10 +1,5 @@
-"""Finds the checkpoint to resume from.
-
-    path = newest_good("runs/laptop/checkpoints", world)
-
-A run resumes from its newest checkpoint that is complete and undamaged; one line names each that is skipped. A
-checkpoint in another layout is not skipped: `checkpoint.load` refuses it, because going back would lose
-steps, and changing the strategy loses nothing.
+"""Finds the newest checkpoint that is complete and undamaged, and names each that is skipped. One in another layout is
+not skipped: `checkpoint.load` refuses it, because going back would lose steps.
 """
 
 from __future__ import annotations

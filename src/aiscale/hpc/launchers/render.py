@@ -1,8 +1,4 @@
-"""Renders a lesson for a site: one self-contained sbatch file.
-
-render(LESSONS["ddp"], site("frontier"))     # the text of launchers/frontier/ddp.sbatch
-drift("launchers")                           # the files in launchers/ that differ from what would be rendered
-"""
+"""Renders a lesson for a site: one self-contained sbatch file."""
 
 from __future__ import annotations
 

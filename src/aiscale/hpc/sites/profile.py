@@ -1,9 +1,6 @@
 """The dataclasses of a site profile, their cross-checks, and the reader of its .toml file.
 
-    load("mine.toml").node.gpus
-
-The file's tables have the names of the classes' fields, documented here. An unknown key is an error that names the
-nearest valid one.
+The file's tables have the names of the classes' fields, documented here.
 """
 
 from __future__ import annotations

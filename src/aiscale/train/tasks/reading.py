@@ -1,7 +1,5 @@
-"""Functions that the YAML files in this folder call: they load documents, and fill a sentence's gap both ways.
-
-lm-eval resolves `!function reading.NAME` to this file. The documents are ours (one JSON object per line), so nothing is
-downloaded; each task has the same kind of documents, requests and metrics as the published one that it stands for.
+"""Functions that the YAML files in this folder call (lm-eval's `!function reading.NAME`): they load our documents, so
+that nothing is downloaded, and fill a sentence's gap both ways.
 """
 
 from __future__ import annotations
