@@ -15,7 +15,7 @@ MEGATRON = "parallel.strategy=megatron"
         (
             3,
             (MEGATRON, "parallel.tp=3", "model.d_model=96"),
-            "model.n_head 4 is not divisible by parallel.tp 3: every tensor-parallel rank needs as many heads: change",
+            "model.n_head 4 is not divisible by parallel.tp 3: change one of them",
         ),
         (
             2,
@@ -25,7 +25,7 @@ MEGATRON = "parallel.strategy=megatron"
         (
             2,
             ("parallel.strategy=zero", "parallel.zero_stage=2", "parallel.offload=all"),
-            "parallel.offload all with parallel.zero_stage 2: only stage 3 divides parameters: set zero_stage=3",
+            "parallel.offload all with parallel.zero_stage 2: only what is divided goes to the host: set zero_stage=3",
         ),
         (
             4,

@@ -40,7 +40,7 @@ def test_rounding_errors_of_bf16_are_sent_next_time():
 def test_an_impossible_density_is_refused():
     with pytest.raises(ConfigError) as error:
         Run().override(*SETTINGS, "compression.density=0")
-    message = "compression.density is 0.0: it is the share of entries that is sent, above 0 and at most 1: set "
+    message = "compression.density is 0.0: it is the share of entries that is sent, above 0 and at most 1"
     assert str(error.value).startswith(message) and "\n" not in str(error.value)
 
 

@@ -17,8 +17,7 @@ class ConfigError(ValueError):
 
 
 def hint(word: str, names: Iterable[str], none: str = "", prefix: str = "") -> str:
-    """`did you mean X?` for the nearest known word; where none is near enough, `none` or the list of all. prefix:
-    before each, as in model. of model.n_layer."""
+    """`did you mean X?` for the nearest known word; where none is near enough, `none` or the list of all."""
     names = list(names)
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     guess = f"did you mean {prefix}{near[0]}?" if near else ""
@@ -38,11 +37,14 @@ def require_positive(section: str, config: object, names: str) -> None:
         require(value is None or value > 0, f"{section}.{name} is {value}: it must be greater than 0")
 
 
-def require_writable(folder: str | Path, option: str) -> None:
-    """Refuse a folder in which nothing can be written, before the work whose result goes there. Creates nothing.
+def require_not_negative(section: str, config: object, names: str) -> None:
+    for name in names.split():
+        value = getattr(config, name)
+        require(value >= 0, f"{section}.{name} is {value}: it must not be negative")
 
-    option: names another folder, such as --out; empty if a word of the command does.
-    """
+
+def require_writable(folder: str | Path, option: str) -> None:
+    """Refuse a folder in which nothing can be written, before the work whose result goes there. Creates nothing."""
     there = next(path for path in (Path(folder).absolute(), *Path(folder).absolute().parents) if path.exists())
     try:
         with tempfile.TemporaryFile(dir=there) as trial:
@@ -75,10 +77,8 @@ def write_whole(file: Path, text: str, mode: int | None = None) -> Path:
 
 
 def refuse_options_of_others(section: str, config: object, chooser: str, owners: Mapping[str, Collection[str]]) -> None:
-    """Refuse an option that the chosen strategy or method (the field `chooser`) would ignore.
-
-    owners: {option: the choices that have it}.
-    """
+    """Refuse an option that the chosen strategy or method (the field `chooser`) would ignore; owners: option ->
+    choices that have it."""
     chosen, defaults = getattr(config, chooser), {field.name: field.default for field in fields(config)}
     for name, choices in owners.items():
         value = getattr(config, name)

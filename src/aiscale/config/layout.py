@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from aiscale.config.errors import ConfigError, refuse_options_of_others, require, require_positive
+from aiscale.config.errors import refuse_options_of_others, require, require_not_negative, require_positive
 from aiscale.config.sections import HFModelConfig, ModelConfig
 
 _PIPELINED = ("megatron", "pipeline")
@@ -46,24 +46,17 @@ class ParallelConfig:
 
     def __post_init__(self) -> None:
         require_positive("parallel", self, "tp pp bucket_mb replicas virtual_stages")
-        require(self.dp >= 0, f"parallel.dp is {self.dp}: it must not be negative (0 takes every rank)")
+        require_not_negative("parallel", self, "dp")
         require(self.zero_stage in (0, 1, 2, 3), f"parallel.zero_stage is {self.zero_stage}: it must be 0, 1, 2 or 3")
         refuse_options_of_others("parallel", self, "strategy", _OPTIONS)
         self._check_schedule()
+        least = {"none": 0, "optimizer": 1, "all": 3}[self.offload]
         require(
-            self.offload == "none" or self.zero_stage >= 1,
+            self.zero_stage >= least,
             f"parallel.offload {self.offload} with parallel.zero_stage {self.zero_stage}: "
-            "offloading needs states that are divided: set zero_stage to 1, 2 or 3",
+            f"only what is divided goes to the host: set zero_stage={least}",
         )
-        require(
-            self.offload != "all" or self.zero_stage == 3,
-            f"parallel.offload all with parallel.zero_stage {self.zero_stage}: "
-            "only stage 3 divides parameters: set zero_stage=3, or offload=optimizer",
-        )
-        require(
-            not self.sequence_parallel or self.tp > 1,
-            "parallel.sequence_parallel divides tokens over tensor-parallel ranks, but parallel.tp is 1: raise it",
-        )
+        require(not self.sequence_parallel or self.tp > 1, "parallel.sequence_parallel needs parallel.tp above 1")
 
     def _check_schedule(self) -> None:
         require(
@@ -72,14 +65,12 @@ class ParallelConfig:
             "at least 2, the others 1: change one of them",
         )
         require(
-            self.schedule != "interleaved" or self.pp > 1,
-            "parallel.schedule interleaved with parallel.pp 1: raise pp, or set schedule=1f1b and virtual_stages=1",
+            self.schedule != "interleaved" or self.pp > 1, "parallel.schedule interleaved with parallel.pp 1: raise pp"
         )
         if self.strategy == "megatron":
             require(
                 self.schedule in ("1f1b", "interleaved"),
-                f"parallel.schedule {self.schedule}: Megatron-Core has 1f1b and interleaved; for {self.schedule} set "
-                "parallel.strategy=pipeline",
+                f"parallel.schedule {self.schedule}: Megatron-Core lacks it: set parallel.strategy=pipeline",
             )
             require(
                 self.schedule != "interleaved" or self.pp > 2,
@@ -94,16 +85,11 @@ class ParallelConfig:
             f"parallel.strategy {self.strategy} cuts our own GPT, but the model is Hugging Face's: "
             "use zero, fsdp or ddp, or a recipe without -hf",
         )
-        for name, value in (("n_head", model.n_head), ("n_kv_head", model.kv_heads)):
+        for name, value in {"n_head": model.n_head, "n_kv_head": model.kv_heads, "d_ff": model.ff_width}.items():
             require(
                 value % self.tp == 0,
-                f"model.{name} {value} is not divisible by parallel.tp {self.tp}: every tensor-parallel rank needs as "
-                "many heads: change one of them",
+                f"model.{name} {value} is not divisible by parallel.tp {self.tp}: change one of them",
             )
-        require(
-            model.ff_width % self.tp == 0,
-            f"model.d_ff {model.ff_width} is not divisible by parallel.tp {self.tp}: change one of them",
-        )
         pieces = self.pp * self.virtual_stages
         require(
             model.n_layer % pieces == 0,
@@ -113,42 +99,32 @@ class ParallelConfig:
 
     def check_micro_batches(self, n_micro: int) -> None:
         """Raise ConfigError if the schedule does not allow `n_micro` micro-batches in a step."""
-        if self.schedule in ("interleaved", "zero-bubble"):
-            require(
-                n_micro % self.pp == 0,
-                f"{n_micro} micro-batches a step with parallel.pp {self.pp}: the {self.schedule} schedule needs a "
-                f"multiple of pp: set loop.micro_batch so that there are {-(-n_micro // self.pp) * self.pp}",
-            )
-        if self.strategy == "pipeline" and self.schedule == "1f1b":
-            require(
-                n_micro >= self.pp,
-                f"{n_micro} micro-batches a step with parallel.pp {self.pp}: torch's 1f1b schedule needs at least one "
-                f"for every stage: set loop.micro_batch so that there are {self.pp}, or schedule=gpipe",
-            )
+        few = self.strategy == "pipeline" and self.schedule == "1f1b" and n_micro < self.pp
+        odd = self.schedule in ("interleaved", "zero-bubble") and n_micro % self.pp
+        require(
+            not few and not odd,
+            f"{n_micro} micro-batches a step with parallel.pp {self.pp}: the {self.schedule} schedule needs "
+            f"{'one for every stage' if few else 'a multiple of pp'}: set loop.micro_batch so that there are "
+            f"{-(-n_micro // self.pp) * self.pp}",
+        )
 
     def data_parallel(self, world_size: int) -> int:
         """The number of data-parallel ranks in a world of `world_size`; raises ConfigError if it does not fit."""
         cut = self.tp * self.pp
-        if self.strategy == "serial" and world_size != 1:
-            raise ConfigError(
-                f"parallel.strategy serial uses 1 rank, but this job has {world_size}: start 1, or use ddp"
-            )
-        if self.dp == 0 and world_size % cut:
-            raise ConfigError(
-                f"tp {self.tp} x pp {self.pp} = {cut} does not divide the {world_size} ranks of this job: "
-                f"start a multiple of {cut}"
-            )
-        dp = self.dp or world_size // cut
-        if dp * cut != world_size:
-            raise ConfigError(
-                f"dp {dp} x tp {self.tp} x pp {self.pp} = {dp * cut} ranks, but this job has {world_size}: "
-                f"change one of them, or start {dp * cut}"
-            )
-        if dp % self.replicas:
-            raise ConfigError(
-                f"parallel.replicas {self.replicas} does not divide the {dp} data-parallel ranks: every copy of the "
-                f"model needs as many ranks: change one of them"
-            )
+        require(
+            self.strategy != "serial" or world_size == 1,
+            f"parallel.strategy serial uses 1 rank, but this job has {world_size}: start 1, or use ddp",
+        )
+        dp = self.dp or max(1, world_size // cut)
+        require(
+            dp * cut == world_size,
+            f"dp {dp} x tp {self.tp} x pp {self.pp} = {dp * cut} ranks, but this job has {world_size}: "
+            f"change one of them, or start {dp * cut}",
+        )
+        require(
+            dp % self.replicas == 0,
+            f"parallel.replicas {self.replicas} does not divide the {dp} data-parallel ranks: change one of them",
+        )
         return dp
 
 
@@ -185,12 +161,10 @@ class CompressionConfig:
         refuse_options_of_others("compression", self, "method", _METHOD_OPTIONS)
         require(
             0 < self.density <= 1,
-            f"compression.density is {self.density}: it is the share of entries that is sent, above 0 and at most 1: "
-            "set it to 0.4, for example",
+            f"compression.density is {self.density}: it is the share of entries that is sent, above 0 and at most 1",
         )
-        for name, least in (("interval", 1), ("rank", 1), ("range", 0), ("warmup_steps", 0)):
-            value = getattr(self, name)
-            require(value >= least, f"compression.{name} is {value}: it must be at least {least}: set that or more")
+        require_positive("compression", self, "interval rank")
+        require_not_negative("compression", self, "range warmup_steps")
 
     @property
     def is_default(self) -> bool:

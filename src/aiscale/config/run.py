@@ -16,14 +16,6 @@ from aiscale.config.errors import ConfigError, hint, require
 from aiscale.config.layout import CompressionConfig, ParallelConfig, forget_foreign_options
 from aiscale.config.sections import DataConfig, HFModelConfig, LoopConfig, ModelConfig, OptimizerConfig
 
-#: strategy -> why it cannot compress gradients
-_WITHOUT_HOOK = {
-    "zero": "DeepSpeed averages gradients inside its own engine, which lets no hook in",
-    "megatron": "Megatron-Core averages gradients in buckets of its own, which let no hook in",
-    "fsdp": "a rank of FSDP keeps only a slice of each gradient, of which it cannot see the largest entries",
-    "pipeline": "a rank of a pipeline holds only its stages",
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -55,9 +47,7 @@ class Run:
         require(
             self.compression.is_default or self.parallel.strategy == "ddp",
             f"compression.method {self.compression.method} (wire {self.compression.wire}) with parallel.strategy "
-            f"{self.parallel.strategy}: compression is a communication hook of DDP, and "
-            f"{_WITHOUT_HOOK.get(self.parallel.strategy, 'only there does every rank hold whole gradients')}: "
-            "set parallel.strategy=ddp",
+            f"{self.parallel.strategy}: it is a communication hook of DDP: set parallel.strategy=ddp",
         )
         require(
             self.compression.method != "radius" or not self.parallel.distributed_optimizer,
@@ -66,8 +56,7 @@ class Run:
         )
         require(
             self.compression.method == "none" or self.loop.precision != "fp16",
-            f"compression.method {self.compression.method} with loop.precision fp16: unsent gradients would be kept at "
-            "a loss scale that changes: set loop.precision=bf16 or fp32",
+            "compression with loop.precision fp16 would keep gradients of another loss scale: set loop.precision=bf16",
         )
         self.parallel.check_model(self.model)
         names = {f"optimizer.{key}": value for key, value in vars(self.optimizer).items()}
@@ -75,8 +64,7 @@ class Run:
         refuse(self.parallel.strategy, names | {"loop.precision": self.loop.precision})
 
     def override(self, *assignments: str) -> Run:
-        """A copy with `section.key=value` applied in order; values are converted to the field's type. A new
-        compression.method resets the options of the previous one."""
+        """A copy with `section.key=value` applied in order; a new compression.method resets the old one's options."""
         tree, paths = self.to_dict(), set()
         for assignment in assignments:
             path, equals, text = assignment.partition("=")
@@ -163,9 +151,7 @@ def _assign(tree: dict, path: str, text: str) -> None:
             tree[path] = text
             return
         owners = [f"{s}.{path}" for s, keys in tree.items() if isinstance(keys, dict) and path in keys]
-        raise ConfigError(
-            f"unknown key {path}: did you mean {owners[0]}?" if owners else f"unknown key {path}: write section.key"
-        )
+        raise ConfigError(f"unknown key {path}: " + (f"did you mean {owners[0]}?" if owners else "write section.key"))
     if not isinstance(tree.get(section), dict):
         raise ConfigError(f"unknown key {section}: {hint(section, (s for s in tree if isinstance(tree[s], dict)))}")
     if section == "model" and key in ("model_type", "folder") and key not in tree[section]:

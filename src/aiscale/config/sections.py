@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from aiscale.config.choices import ACTIVATIONS
-from aiscale.config.errors import ConfigError, require, require_positive
+from aiscale.config.errors import ConfigError, require, require_not_negative, require_positive
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp64"]
 
@@ -68,29 +68,19 @@ class ModelConfig(Heads):
     activation_checkpointing: bool = False  #: recompute each block in the backward pass instead of keeping it
 
     def __post_init__(self) -> None:
-        require_positive("model", self, "n_layer n_head d_model vocab_size max_seq_len norm_eps rope_theta")
-        require_positive("model", self, "relative_distance")
-        for name in ("n_kv_head", "d_ff"):
-            value = getattr(self, name)
-            require(value >= 0, f"model.{name} is {value}: it must not be negative (0 takes the default)")
+        positive = "n_layer n_head d_model vocab_size max_seq_len norm_eps rope_theta relative_distance"
+        require_positive("model", self, positive)
+        require_not_negative("model", self, "n_kv_head d_ff")
         self.check_heads()
-        require(
-            self.position != "rotary" or self.d_head % 2 == 0,
-            f"model.d_model / model.n_head = {self.d_head} is odd: rotary positions turn pairs of channels",
-        )
-        require(
-            self.position != "sinusoidal" or self.d_model % 2 == 0,
-            f"model.d_model {self.d_model} is odd: sinusoidal positions fill pairs of channels",
-        )
+        pairs = {"rotary": self.d_head, "sinusoidal": self.d_model}.get(self.position, 0)
+        require(pairs % 2 == 0, f"model.position {self.position} needs pairs of channels, not {pairs}: change d_model")
         require(
             self.position != "t5" or 2 <= self.relative_buckets < 2 * self.relative_distance,
-            f"model.relative_buckets {self.relative_buckets} with relative_distance {self.relative_distance}: half of "
-            "the buckets are single distances: set it to at least 2 and below twice the distance",
+            f"model.relative_buckets is {self.relative_buckets}: set it to at least 2 and below twice the distance",
         )
         require(
             self.norm != "deepnorm" or not self.parallel_residual,
-            "model.parallel_residual with model.norm deepnorm: DeepNorm scales a stream to which attention and MLP add "
-            "in turn: set parallel_residual=false, or norm=layernorm",
+            "model.norm deepnorm: attention and MLP must add in turn: set parallel_residual=false, or norm=layernorm",
         )
 
     @property
@@ -134,9 +124,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         require_positive("optimizer", self, "lr eps trust")
-        for name in ("min_lr", "warmup_steps", "decay_steps", "weight_decay", "clip_norm", "momentum"):
-            value = getattr(self, name)
-            require(value >= 0, f"optimizer.{name} is {value}: it must not be negative")
+        require_not_negative("optimizer", self, "min_lr warmup_steps decay_steps weight_decay clip_norm momentum")
         for name in ("beta1", "beta2"):
             value = getattr(self, name)
             require(0 <= value < 1, f"optimizer.{name} is {value}: it must lie in [0, 1)")
@@ -168,9 +156,7 @@ class LoopConfig:
     def __post_init__(self) -> None:
         require_positive("loop", self, "seq_len global_batch eval_batches log_every keep_checkpoints")
         counts = "steps epochs micro_batch eval_every checkpoint_every checkpoint_minutes hang_timeout_s link_mbit_s"
-        for name in counts.split():
-            value = getattr(self, name)
-            require(value >= 0, f"loop.{name} is {value}: it must not be negative")
+        require_not_negative("loop", self, counts)
         require(bool(self.steps or self.epochs), "loop.steps and loop.epochs are both 0: set one of them")
 
     def micro_batches(self, dp: int) -> tuple[int, int]:
@@ -223,8 +209,7 @@ class HFModelConfig(Heads):
     activation_checkpointing: bool = False  #: recompute each block in the backward pass instead of keeping it
 
     def __post_init__(self) -> None:
-        for name in _ALIASES:
-            require(getattr(self, name) >= 0, f"model.{name} is {getattr(self, name)}: it must not be negative")
+        require_not_negative("model", self, " ".join(_ALIASES))
         if self.folder and not (self.model_type and all(getattr(self, name) for name in _NEEDED)):
             self._read_folder()
         require(bool(self.model_type), "model.model_type is empty: name an architecture (gpt2), or set model.folder")
@@ -254,23 +239,15 @@ class HFModelConfig(Heads):
         path = Path(self.folder) / "config.json"
         try:
             raw = json.loads(path.read_text())
-        except OSError:
-            problem = "has no readable config.json" if path.parent.is_dir() else "is not a folder"
-            raise ConfigError(f"model.folder {self.folder} {problem}: name a local Hugging Face folder") from None
-        except ValueError as error:
-            raise ConfigError(f"{path} is not JSON ({error}): copy the folder again") from None
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"model.folder is {self.folder}, no Hugging Face folder on this disk ({error})") from None
         shape = {"model_type": raw.get("model_type") or ""}
         for name, aliases in _ALIASES.items():
             shape[name] = next((raw[alias] for alias in aliases if raw.get(alias)), 0)
         for name, value in shape.items():
             own = getattr(self, name)
-            require(
-                not own or own == (value or own),
-                f"model.{name} is {own}, but {path} says {value}: leave it out, or another folder",
-            )
+            require(own in (0, "", value) or not value, f"model.{name} is {own}, but {path} says {value}: leave it out")
             object.__setattr__(self, name, own or value)  # the dataclass is frozen
-        missing = [name for name in _NEEDED if not getattr(self, name)]
-        require(not missing, f"{path} does not give model.{', model.'.join(missing)}: set it")
 
 
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
