@@ -18,8 +18,7 @@ from __future__ import annotations
 import dataclasses
 from contextlib import nullcontext
 
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -29,14 +28,6 @@ from aiscale.config import Run
 from aiscale.distributed import World
 from aiscale.parallel.compress import build_compressor
 from aiscale.parallel.serial import Engine
-
-
-def average_naively(model: nn.Module) -> None:
-    """By hand: one all-reduce for every parameter, after the backward pass. Each message pays its latency, and none
-    travels while the backward pass computes; DDP's buckets mend both."""
-    for p in model.parameters():
-        dist.all_reduce(p.grad)
-        p.grad /= dist.get_world_size()
 
 
 class DDPEngine(Engine):

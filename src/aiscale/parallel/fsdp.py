@@ -16,7 +16,6 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -25,28 +24,6 @@ from torch.distributed.tensor import DTensor
 from aiscale.config import Run
 from aiscale.distributed import World
 from aiscale.parallel.serial import Engine, MicroBatch
-
-
-class NaiveShardedLinear(torch.autograd.Function):
-    """x W^T by hand, of which a rank keeps some rows of W (out, in): gathered, used and freed, in both passes."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, rows: Tensor) -> Tensor:
-        ctx.save_for_backward(x, rows)
-        return x @ _gather(rows).T
-
-    @staticmethod
-    def backward(ctx, d_y: Tensor) -> tuple[Tensor, Tensor]:
-        x, rows = ctx.saved_tensors
-        gradients, mine = (d_y.T @ x / dist.get_world_size()).chunk(dist.get_world_size()), torch.empty_like(rows)
-        dist.reduce_scatter(mine, list(gradients))
-        return d_y @ _gather(rows), mine
-
-
-def _gather(rows: Tensor) -> Tensor:
-    pieces = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
-    dist.all_gather(pieces, rows.detach())
-    return torch.cat(pieces)
 
 
 class FSDPEngine(Engine):

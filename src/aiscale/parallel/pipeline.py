@@ -48,32 +48,6 @@ SCHEDULES = {
 }
 
 
-def naive_gpipe(part: Part, micro_batches: list[MicroBatch]) -> None:
-    """GPipe by hand, one part a rank: all forward passes, then all backward passes."""
-    rank, passes, sent = dist.get_rank(), [], []
-    for tokens, targets in micro_batches:
-        x = tokens
-        if not part.is_first:
-            x = torch.empty(*tokens.shape, part.config.d_model, dtype=next(part.parameters()).dtype)
-            dist.recv(x, rank - 1)
-            x.requires_grad_()
-        y = part(x)
-        if part.is_last:
-            y = part.loss(y, targets) / len(micro_batches)
-        else:
-            sent.append(dist.isend(y.detach(), rank + 1))
-        passes.append((x, y))
-    for x, y in passes:
-        gradient = None if part.is_last else torch.empty_like(y)
-        if gradient is not None:
-            dist.recv(gradient, rank + 1)
-        y.backward(gradient)
-        if not part.is_first:
-            sent.append(dist.isend(x.grad, rank - 1))
-    for message in sent:
-        message.wait()
-
-
 class PipelineEngine(Engine):
     """Some layers on every rank. Ranks are numbered pp x dp, so neighbours in a pipeline are dp apart."""
 

@@ -24,10 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import pad
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from aiscale import cost
 from aiscale.checkpoint import CheckpointError, flush
@@ -41,29 +38,6 @@ from aiscale.parallel.serial import Engine, MicroBatch
 
 _TAG = "deepspeed"  #: DeepSpeed's folder inside a checkpoint
 _LARGEST_BUCKET = 500_000_000  #: elements; DeepSpeed's default, which it allocates even for a tiny model
-
-
-class NaiveZeRO1:
-    """Stage 1 by hand: this rank updates its share of all weights, which lie in one long, padded buffer."""
-
-    def __init__(self, model: nn.Module, **adamw) -> None:
-        self.model, self.n = model, dist.get_world_size()
-        self.flat = self._padded(model.parameters())
-        vector_to_parameters(self.flat, model.parameters())  # from here on, views of the buffer
-        self.own = self.flat.chunk(self.n)[dist.get_rank()].clone().requires_grad_()
-        self.optimizer = torch.optim.AdamW([self.own], **adamw)
-
-    def _padded(self, tensors: Iterable[Tensor]) -> Tensor:
-        flat = parameters_to_vector(tensors).detach()
-        return pad(flat, (0, -len(flat) % self.n))
-
-    def step(self) -> None:
-        """After a backward pass: a share of the mean gradient, its update, and all new weights."""
-        gradient = self._padded(p.grad for p in self.model.parameters()) / self.n
-        self.own.grad = torch.empty_like(self.own)
-        dist.reduce_scatter(self.own.grad, list(gradient.chunk(self.n)))
-        self.optimizer.step()
-        dist.all_gather(list(self.flat.chunk(self.n)), self.own.detach())
 
 
 def deepspeed_config(run: Run, world_size: int) -> dict:
