@@ -9,9 +9,6 @@ key/value cache, with its scaled-dot-product attention, in two settings:
     default   GPT-2's own activation, gelu_new: the same function, spelled out in seven operations
 The floor is the time of a step's matrix products alone, written to memory allocated beforehand: no framework can be
 faster without faster products. Attention's products count half, because a token attends only to earlier ones.
-
-Generation is to reach 1.25 times the speed of transformers' own `generate` at 12x768 (1.45 on two quiet cores of an AMD
-EPYC), and to be no slower at 6x384 (1.08): there both spend two thirds of a step in the same products by MKL.
 """
 
 from __future__ import annotations
@@ -35,8 +32,6 @@ from aiscale.optim import build_optimizer
 
 transformers.utils.logging.disable_progress_bar()
 
-PROMPT_TOKENS = 16
-
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
@@ -47,13 +42,13 @@ class Size:
     seq_len: int = 256
     rounds: int = 10
 
-    def config(self, max_seq_len: int = 0) -> ModelConfig:
+    def config(self) -> ModelConfig:
         return ModelConfig(
             n_layer=self.n_layer,
             n_head=max(1, self.d_model // 64),
             d_model=self.d_model,
             vocab_size=self.vocab_size,
-            max_seq_len=max_seq_len or self.seq_len,
+            max_seq_len=self.seq_len,
         )
 
     def facts(self) -> dict:
@@ -69,12 +64,11 @@ QUICK_SIZES = [Size(n_layer=2, d_model=64, vocab_size=172, batch=2, seq_len=64, 
 
 def measure(quick: bool = False) -> dict:
     """Everything; quick uses a tiny model and checks nothing."""
-    sizes, new_tokens, rounds = (QUICK_SIZES, 8, 2) if quick else (SIZES, 256, 8)
+    sizes = QUICK_SIZES if quick else SIZES
     result = {
         "machine": machine_facts(),
         "training": [_training(size) for size in sizes],
-        "kernels": [row for size in sizes for row in _kernels(size, new_tokens)],
-        "generation": [_generation(size, new_tokens // (1 + index), rounds) for index, size in enumerate(sizes)],
+        "kernels": [row for size in sizes for row in _kernels(size)],
     }
     return {**result, "checks": [] if quick else checks(result)}
 
@@ -92,9 +86,6 @@ def checks(result: dict) -> list[dict]:
         ]
         if has_bf16_instructions():
             rows.append(check(f"{size}: bf16 autocast over our fp32", 1 / speed["ours bf16"], 1.5, at_most=False))
-    for row in result["generation"]:
-        speed, target = row["speedup"]["transformers"], 1.25 if row["size"] == "12x768" else 1.0
-        rows.append(check(f"{row['size']}: generation over transformers", speed, target, at_most=False))
     return rows
 
 
@@ -125,21 +116,15 @@ def _training(size: Size) -> dict:
 KERNELS = {
     "fp32 step": ("products", "cross-entropy"),
     "bf16 step": ("attention", "cross-entropy"),
-    "generation": ("products",),
 }
 
 
-def _kernels(size: Size, new_tokens: int) -> list[dict]:
+def _kernels(size: Size) -> list[dict]:
     """How much slower each is without one of our kernels, taking turns."""
     torch.manual_seed(0)
-    model = GPT(size.config(max_seq_len=max(size.seq_len, PROMPT_TOKENS + new_tokens)))
+    model = GPT(size.config())
     step = _our_step(model, torch.randint(0, size.vocab_size, (size.batch, size.seq_len)))
-    prompt = torch.randint(0, size.vocab_size, (1, PROMPT_TOKENS))
-    acts = {
-        "fp32 step": step,
-        "bf16 step": lambda: step(bf16=True),
-        "generation": lambda: model.generate(prompt, new_tokens // 4, temperature=0),
-    }
+    acts = {"fp32 step": step, "bf16 step": lambda: step(bf16=True)}
 
     def turned_off(kernel: str, act: Callable) -> None:
         with patch.dict(kernels.ON, {kernel: False}):
@@ -247,52 +232,9 @@ def peak_bytes(size: Size, activation: str) -> int:
     return 4 * model.num_parameters() + max(allocated_bytes(lambda: [step() for _ in range(3)])[1])
 
 
-def _generation(size: Size, new_tokens: int, rounds: int) -> dict:
-    """Greedy generation from one prompt with a key/value cache on both sides; both must generate the same text."""
-    torch.manual_seed(0)
-    model = GPT(size.config(max_seq_len=PROMPT_TOKENS + new_tokens))
-    theirs = same_in_transformers(model)
-    for block in theirs.transformer.h:
-        block.mlp.act = ACT2FN["gelu_pytorch_tanh"]
-    prompt, texts = torch.randint(0, size.vocab_size, (1, PROMPT_TOKENS)), {}
-
-    def ours() -> None:
-        texts["ours"] = model.generate(prompt, new_tokens, temperature=0)
-
-    def other() -> None:
-        kind = {"max_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
-        texts["transformers"] = theirs.generate(prompt, attention_mask=torch.ones_like(prompt), **kind)
-
-    timing = paired({"ours": ours, "transformers": other, "floor": _row_products(model, new_tokens)}, rounds)
-    same = (texts["ours"] == texts["transformers"]).all().item()
-    shape = {**size.facts(), "new_tokens": new_tokens, "rounds": rounds, "same_text": same}
-    return {**shape, **summary(timing, new_tokens)}
-
-
-def _row_products(model: GPT, new_tokens: int) -> Callable[[], None]:
-    """The products of one row with every weight, once for each new token."""
-    linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
-    rows = {linear.in_features: torch.randn(1, linear.in_features) for linear in linears}
-    row = torch.randn(1, model.config.d_model)
-
-    @torch.inference_mode()
-    def products() -> None:
-        for _ in range(new_tokens):
-            for linear in linears:
-                linear(rows[linear.in_features])
-            kernels.linear(row, model.head_weight)
-
-    return products
-
-
 def show(result: dict) -> None:
-    for row in [*result["training"], *result["generation"]]:
-        if "new_tokens" in row:
-            what = f"generation: {row['new_tokens']} tokens, the same text: {row['same_text']}"
-        else:
-            what = (
-                f"training: {row['parameters'] / 1e6:.1f} M parameters, {row['batch']} x {row['seq_len']} tokens a step"
-            )
+    for row in result["training"]:
+        what = f"training: {row['parameters'] / 1e6:.1f} M parameters, {row['batch']} x {row['seq_len']} tokens a step"
         title = f"{row['size']}, {what}, vocabulary {row['vocab_size']}, median of {row['rounds']} rounds"
         table(title, ("", "tokens/s", "ms", "time / ours", "range over rounds", "peak MiB"), _rows(row))
     rows = [

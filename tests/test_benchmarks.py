@@ -50,11 +50,10 @@ def test_a_ratio_is_taken_round_by_round_after_the_warm_up(monkeypatch):
 @pytest.mark.extended
 def test_the_model_benchmark_measures_everything():
     result = quick(model)
-    (training,), (generation,) = result["training"], result["generation"]
+    (training,) = result["training"]
     contenders = {"ours", "ours bf16", "transformers fair", "transformers default", "floor"}
     assert training["seconds"].keys() == contenders == training["speedup"].keys() | {"ours"}
     assert training["tokens_per_s"]["ours"] == pytest.approx(128 / training["seconds"]["ours"])
-    assert generation["same_text"] and generation["new_tokens"] == 8
     assert [(row["what"], row["kernel"]) for row in result["kernels"]] == [
         (what, kernel) for what, used in model.KERNELS.items() for kernel in used
     ]

@@ -100,14 +100,6 @@ def test_scores_follow_the_papers_equation(position, heads):
     torch.testing.assert_close(attention(x, where)[0], attention.out(mixed))
 
 
-@pytest.mark.parametrize("position", POSITIONS)
-def test_generation_with_a_cache_gives_what_whole_windows_give(position):
-    model = model_with(position=position, n_kv_head=2)
-    prompts = windows()[:2, :5]
-    texts = model.generate(prompts, 20, temperature=0)  # beyond the 16 tokens of the window
-    assert torch.equal(texts, model.generate(prompts, 20, temperature=0, use_cache=False))
-
-
 # Norms and activations -----------------------------------------------------------------------------------------------
 
 
@@ -252,8 +244,6 @@ def test_bert_guesses_the_same_hidden_tokens_wherever_a_sequence_is():
     theirs.load_state_dict(model.inner.state_dict())
     loss = theirs(input_ids=tokens.masked_fill(hidden, 60), labels=tokens.masked_fill(~hidden, -100)).loss
     torch.testing.assert_close(model(tokens, tokens), loss)
-    with pytest.raises(ConfigError, match="model.model_type bert predicts no next token"):
-        model.generate(tokens, 1)
 
 
 # Refusals ------------------------------------------------------------------------------------------------------------

@@ -39,8 +39,6 @@ def assert_transformers_agrees(run_folder, exported) -> None:
     theirs = AutoModelForCausalLM.from_pretrained(exported)
     prompt = torch.tensor([tokenizer.encode("The ")])
     torch.testing.assert_close(theirs(prompt).logits, ours(prompt), atol=1e-4, rtol=1e-4)
-    text = theirs.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False)
-    assert torch.equal(text, ours.generate(prompt, 12, temperature=0))
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,6 @@ def by_onednn(monkeypatch):
         pytest.skip("this torch has no products by oneDNN")
     monkeypatch.setattr(kernels, "ONEDNN_IS_FASTER", True)
     monkeypatch.setattr(kernels, "MIN_WEIGHTS", 1)
-    monkeypatch.setattr(kernels, "MIN_WEIGHTS_OF_FEW_ROWS", 1)
 
 
 # Linear layers -------------------------------------------------------------------------------------------------------
@@ -58,18 +57,6 @@ def test_torchs_flop_counter_sees_the_products_by_onednn(by_onednn, monkeypatch)
             model(tokens, tokens).backward()
         counts.append(counter.get_total_flops())
     assert counts[0] == counts[1] > 0
-
-
-@pytest.mark.parametrize("maker_is_amd", [True, False])
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_row_without_gradients_goes_to_onednn_whatever_the_processor(maker_is_amd, bias, by_onednn, monkeypatch):
-    monkeypatch.setattr(kernels, "ONEDNN_IS_FASTER", maker_is_amd)
-    torch.manual_seed(0)
-    layer, x = Linear(24, 36, bias=bias), torch.randn(2, 1, 24)
-    plain = F.linear(x, layer.weight, layer.bias)
-    monkeypatch.setattr(kernels.F, "linear", None)  # it must not fall back
-    with torch.no_grad():
-        torch.testing.assert_close(layer(x), plain)
 
 
 # Attention -----------------------------------------------------------------------------------------------------------

@@ -59,8 +59,6 @@ def test_a_folder_we_write_gives_transformers_our_logits(config, tmp_path):
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     tokens = tokens_for(config, length=config.max_seq_len)
     torch.testing.assert_close(theirs(tokens).logits, model(tokens), atol=1e-5, rtol=0)
-    new = theirs.generate(tokens[:1, :3], attention_mask=torch.ones(1, 3), max_new_tokens=3, do_sample=False)
-    assert new.tolist() == model.generate(tokens[:1, :3], 3, temperature=0).tolist()
 
 
 # Properties ----------------------------------------------------------------------------------------------------------

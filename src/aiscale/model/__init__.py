@@ -1,7 +1,7 @@
-"""The model: our GPT, Hugging Face's models with the same interface, generation, Hugging Face folders.
+"""The model: our GPT, Hugging Face's models with the same interface, Hugging Face folders.
 
-build.py makes the module that a `Run` trains, ours (gpt.py) or transformers'; kernels.py has a few operations that are
-faster than plain torch, positions.py what tells a model where tokens stand, generation.py generates text.
+build.py makes the module that a `Run` trains, ours (gpt.py) or transformers'; positions.py has what tells a model where
+tokens stand, kernels.py a few operations that are faster than plain torch.
 """
 
 from aiscale.model.build import HFModel, build_model, count_parameters

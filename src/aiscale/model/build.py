@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from aiscale import cost
 from aiscale.config import ConfigError, HFModelConfig, ModelConfig
-from aiscale.model.generation import sample
 from aiscale.model.gpt import GPT
 
 #: our name -> the attribute that every transformers configuration has
@@ -147,27 +146,6 @@ class HFModel(nn.Module):
         wide = torch.promote_types(logits.dtype, torch.float32)
         return F.cross_entropy(logits.flatten(0, -2).to(wide), targets.flatten())
 
-    @torch.no_grad()
-    def generate(
-        self,
-        prompts: Tensor,
-        max_new_tokens: int,
-        *,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Continue prompts (B,T) by max_new_tokens, as GPT.generate does. transformers' generate takes no generator.
-        This one has no cache: every token recomputes the whole window."""
-        if self.config.objective != "next":
-            raise ConfigError(f"model.model_type {self.config.model_type} predicts no next token: generate with gpt2")
-        text = prompts
-        for _ in range(max_new_tokens):
-            logits = self(text[:, -self.config.max_seq_len :])[:, -1]
-            drawn = sample(logits, temperature, top_k=top_k, generator=generator)
-            text = torch.cat([text, drawn[:, None]], dim=1)
-        return text
-
     def save_pretrained(self, folder: str | Path) -> None:
         """Write a folder that `AutoModelForCausalLM.from_pretrained` opens."""
         self.inner.config.use_cache = True
@@ -183,7 +161,7 @@ def hidden_tokens(tokens: Tensor) -> Tensor:
     return torch.zeros_like(tokens, dtype=torch.bool).scatter_(1, positions, True)
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """Silence transformers' progress bars and warnings, which every rank would print."""
     from transformers.utils import logging
 
@@ -195,7 +173,7 @@ def _instantiate(config: HFModelConfig, hf_config, weights: bool) -> nn.Module:
     """transformers' model, with torch's fused attention if it supports that (GPT-J does not)."""
     import transformers
 
-    _quiet()
+    quiet()
     kind, folder = getattr(transformers, _AUTO[config.objective]), Path(config.folder)
     start = weights and config.folder and [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
     error = None

@@ -3,14 +3,13 @@
     model = GPT(ModelConfig(n_layer=6, n_head=6, d_model=384, vocab_size=256, max_seq_len=256))
     loss = model(tokens, targets)                    # training: the mean cross-entropy, a scalar
     logits = model(tokens)                           # a score for every entry of the vocabulary at every position
-    text = model.generate(prompt, 256, temperature=0.8, top_k=50)
     model.save_pretrained("mine/")                   # a Hugging Face folder
 
 The model knows nothing of processes: a strategy of `parallel` transforms it from outside. It can be built on the meta
 device without memory (`with torch.device("meta"): GPT(config)`); `to_empty` and `init_weights` then fill it.
 
 Shapes: B batch, T tokens, D width, H heads, G key/value heads, C width of a head (D = H C), F width of the MLP's
-hidden layer, V vocabulary, L layers, S tokens that attention sees (those in the cache and the T new ones).
+hidden layer, V vocabulary, L layers.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from aiscale.config import ConfigError, ModelConfig
 from aiscale.config.choices import ACTIVATIONS as CHOICES
-from aiscale.model import generation, hf
-from aiscale.model.generation import LayerCache
+from aiscale.model import hf
 from aiscale.model.kernels import Linear, causal_attention, cross_entropy
 from aiscale.model.positions import distance_scores, place, rotate, sinusoids
 
@@ -58,7 +56,7 @@ class Attention(nn.Module):
         if self.position in ("shaw", "huang"):  # a vector for each distance, the same for all heads
             self.distance_embedding = nn.Embedding(config.relative_distance + 1, config.d_head)
 
-    def forward(self, x: Tensor, where: Tensor | None = None, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, where: Tensor | None = None) -> Tensor:
         """x (B,T,D) -> (B,T,D); where: from `positions.place`."""
         B, T, D = x.shape
         widths = [heads * self.d_head for heads in (self.n_head, self.kv_heads, self.kv_heads)]
@@ -66,14 +64,12 @@ class Attention(nn.Module):
         q, k, v = (part.view(B, T, -1, self.d_head).transpose(1, 2) for part in self.qkv(x).split(widths, dim=-1))
         if self.position == "rotary" and where is not None:
             q, k = rotate(q, where), rotate(k, where)
-        if cache is not None:
-            k, v = cache.extend(k, v)  # (B,G,S,C)
         if self.position in ("shaw", "huang"):
             where = distance_scores(q, k, self.distance_embedding.weight, where, of_keys=self.position == "huang")
         mask = None if self.position == "rotary" else where
-        if mask is None and q.shape[2] == k.shape[2]:
+        if mask is None:
             y = causal_attention(q, k, v)
-        else:  # without a mask, one token after a cache, which may attend to all
+        else:
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=self.kv_heads != self.n_head)
         return self.out(y.transpose(1, 2).reshape(B, T, D))
 
@@ -108,12 +104,12 @@ class Block(nn.Module):
         self.attn_norm, self.attn = make_norm(config), Attention(config)
         self.mlp_norm, self.mlp = make_norm(config), MLP(config)
 
-    def forward(self, x: Tensor, where: Tensor | None = None, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, where: Tensor | None = None) -> Tensor:
         """x (B,T,D) -> (B,T,D)."""
         if self.alpha is not None:
-            x = self.attn_norm(self.alpha * x + self.attn(x, where, cache))
+            x = self.attn_norm(self.alpha * x + self.attn(x, where))
             return self.mlp_norm(self.alpha * x + self.mlp(x))
-        attended = self.attn(self.attn_norm(x), where, cache)
+        attended = self.attn(self.attn_norm(x), where)
         if self.parallel_residual:
             return x + attended + self.mlp(self.mlp_norm(x))
         x = x + attended
@@ -170,26 +166,23 @@ class GPT(nn.Module):
         """All parameters; a tied head counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def hidden(self, tokens: Tensor, cache: list[LayerCache] | None = None) -> Tensor:
-        """tokens (B,T) -> the residual stream after the last norm (B,T,D); cache, one for each layer, is read and
-        extended."""
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """tokens (B,T) -> the residual stream after the last norm (B,T,D)."""
         if tokens.shape[1] > self.config.max_seq_len:
             raise ConfigError(
                 f"a sequence of {tokens.shape[1]} tokens, but model.max_seq_len is {self.config.max_seq_len}: "
                 "cut it, or lengthen the second"
             )
-        start = cache[0].length if cache else 0
-        positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
-        x, where = self.embed(tokens, positions, start)
+        x, where = self.embed(tokens, torch.arange(tokens.shape[1], device=tokens.device))
         recompute = self.config.activation_checkpointing and torch.is_grad_enabled()
-        for layer, block in enumerate(self.blocks):
+        for block in self.blocks:
             if recompute:
                 x = checkpoint(block, x, where, use_reentrant=False, preserve_rng_state=False)
             else:
-                x = block(x, where, cache and cache[layer])
+                x = block(x, where)
         return self.norm(x)
 
-    def embed(self, tokens: Tensor, positions: Tensor, n_cached: int = 0) -> tuple[Tensor, Tensor | None]:
+    def embed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
         """tokens (B,T), positions (T,) -> the residual stream before the blocks (B,T,D), and what tells the
         blocks where tokens stand (`place`)."""
         try:
@@ -205,7 +198,7 @@ class GPT(nn.Module):
         elif self.config.position == "sinusoidal":  # Vaswani et al. 2017, sections 3.4 and 3.5
             x = x * self.config.d_model**0.5 + sinusoids(positions, self.config.d_model, x.dtype)
         table = self.relative_embedding.weight if self.config.position == "t5" else None
-        return x, place(positions, self.config, x.dtype, n_cached, table)
+        return x, place(positions, self.config, x.dtype, table)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """tokens (B,T) -> logits (B,T,V); with targets (B,T), the mean cross-entropy in nats, a scalar."""
@@ -213,8 +206,6 @@ class GPT(nn.Module):
         if targets is None:
             return F.linear(x, self.head_weight)
         return cross_entropy(x, self.head_weight, targets)
-
-    generate = generation.generate  #: model.generate(prompts, max_new_tokens, ...)
 
     def save_pretrained(self, folder) -> None:
         """Write a Hugging Face folder; raises ConfigError if no format of theirs can hold this model."""

@@ -5,12 +5,10 @@
     y = causal_attention(q, k, v)                          # F.scaled_dot_product_attention, faster in bf16
 
 Each has a plain version, which the tests compare it with and which runs where the fast one does not apply.
-`benchmarks/model.py` measures steps with and without each (`ON`); one that gains less than 3 % of a step in every size
-is not worth having (our own GELU in bf16 gained 2 %).
+`benchmarks/model.py` measures steps with and without each (`ON`).
 
 The library that multiplies, and so the last digits of fp32 results, depends on the processor's maker: oneDNN on AMD,
-MKL on all others (`ONEDNN_IS_FASTER`), but for the few rows of generation oneDNN everywhere if the weight is large, and
-MKL if not. bf16 attention up to 512 tokens rounds differently from torch's fused kernel.
+MKL on all others. bf16 attention up to 512 tokens rounds differently from torch's fused kernel.
 
 Shapes: B batch, H heads, G key/value heads, T tokens, C width of a head, N = B T, D width, V vocabulary, n tokens of
 one chunk.
@@ -33,22 +31,14 @@ ON = dict.fromkeys(("products", "attention", "cross-entropy"), True)
 
 # Products in fp32 --------------------------------------------------------------------------------------------------
 # Eager torch uses Intel's MKL for every fp32 product on a CPU. On AMD's processors oneDNN, which torch also ships and
-# uses for bf16, is 5 to 10 % faster: 3 to 5 % of a training step. For the few rows of a step of generation MKL uses one
-# thread and oneDNN all: at GPT-2's size a step takes two thirds as long on two cores. Below 2^20 weights one is enough.
-
-
-def _onednn_is_faster() -> bool:
-    """Decided by the maker, not by timing: timings could differ between ranks, and then so would their results."""
-    try:
-        return HAS_ONEDNN and "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
+# uses for bf16, is 5 to 10 % faster: 3 to 5 % of a training step.
 
 
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-ONEDNN_IS_FASTER = _onednn_is_faster()
+_CPUS = Path("/proc/cpuinfo")
+#: decided by the maker, not by timing: timings could differ between ranks, and then so would their results
+ONEDNN_IS_FASTER = HAS_ONEDNN and _CPUS.exists() and "AuthenticAMD" in _CPUS.read_text()
 MIN_WEIGHTS = 2**17  #: for a smaller weight the overhead exceeds the gain
-FEW_ROWS, MIN_WEIGHTS_OF_FEW_ROWS = 8, 2**20
 
 if HAS_ONEDNN:
 
@@ -59,11 +49,10 @@ if HAS_ONEDNN:
 
 def _by_onednn(x: Tensor, weight: Tensor) -> bool:
     """Whether x weight^T goes to oneDNN: fp32 on a CPU, plain tensors, large enough."""
-    few_rows = not torch.is_grad_enabled() and x.shape[:-1].numel() <= FEW_ROWS
     return (
-        weight.numel() >= (MIN_WEIGHTS_OF_FEW_ROWS if few_rows else MIN_WEIGHTS)
+        weight.numel() >= MIN_WEIGHTS
         and ON["products"]
-        and (ONEDNN_IS_FASTER or few_rows and HAS_ONEDNN)
+        and ONEDNN_IS_FASTER
         and x.dtype == weight.dtype == torch.float32
         and x.device.type == "cpu"
         and type(x) is Tensor

@@ -11,8 +11,7 @@
 
 All but rotary count tokens, not positions. A later token's score is -inf.
 
-Shapes: B batch, H heads, G key/value heads, T tokens, S tokens that attention sees (cached ones first), C width of a
-head, D width, K distances.
+Shapes: B batch, H heads, G key/value heads, T tokens, C width of a head, D width, K distances.
 """
 
 from __future__ import annotations
@@ -25,23 +24,20 @@ from torch import Tensor
 from aiscale.config import ModelConfig
 
 
-def place(
-    positions: Tensor, config: ModelConfig, dtype: torch.dtype, n_cached: int = 0, table: Tensor | None = None
-) -> Tensor | None:
+def place(positions: Tensor, config: ModelConfig, dtype: torch.dtype, table: Tensor | None = None) -> Tensor | None:
     """What every block's attention takes: rotary angles; with alibi and t5 (table: (buckets,H)) numbers to add to the
-    scores, (1,H,T,S); with shaw and huang the distances (T,S), negative for later tokens; else None."""
+    scores, (1,H,T,T); with shaw and huang the distances (T,T), negative for later tokens; else None."""
     if config.position == "rotary":
         return rotary_angles(positions, config, dtype)
     if config.position in ("learned", "sinusoidal"):
         return None
-    T = positions.shape[-1]
-    here = torch.arange(n_cached + T, device=positions.device)
-    distance = here[n_cached:, None] - here  # (T,S)
+    here = torch.arange(positions.shape[-1], device=positions.device)
+    distance = here[:, None] - here  # (T,T)
     if config.position in ("shaw", "huang"):
         return distance.clamp(max=config.relative_distance)
     if config.position == "alibi":
         wide = torch.promote_types(dtype, torch.float32)
-        bias = -alibi_slopes(config.n_head, distance.device, wide)[:, None, None] * distance  # (H,T,S)
+        bias = -alibi_slopes(config.n_head, distance.device, wide)[:, None, None] * distance  # (H,T,T)
     else:
         bias = table[t5_bucket(distance, config.relative_buckets, config.relative_distance)].permute(2, 0, 1)
     return bias.masked_fill(distance < 0, -torch.inf)[None]
@@ -91,11 +87,11 @@ def t5_bucket(distance: Tensor, buckets: int, most: int) -> Tensor:
 
 
 def distance_scores(q: Tensor, k: Tensor, table: Tensor, distance: Tensor, *, of_keys: bool) -> Tensor:
-    """q (B,H,T,C), k (B,G,S,C), table (K,C), distance (T,S) -> what is added to the scores, (B,H,T,S)."""
-    (B, H, T, C), S = q.shape, k.shape[2]
+    """q (B,H,T,C), k (B,G,T,C), table (K,C), distance (T,T) -> what is added to the scores, (B,H,T,T)."""
+    B, H, T, C = q.shape
     at = distance.clamp(min=0)
-    scores = (q @ table.mT).gather(-1, at.expand(B, H, T, S))
+    scores = (q @ table.mT).gather(-1, at.expand(B, H, T, T))
     if of_keys:
-        by_key = (k @ table.mT).gather(-1, at.mT.expand(B, k.shape[1], S, T)).mT  # (B,G,T,S)
+        by_key = (k @ table.mT).gather(-1, at.mT.expand(B, k.shape[1], T, T)).mT  # (B,G,T,T)
         scores = scores + by_key.repeat_interleave(H // k.shape[1], dim=1)
     return (scores * C**-0.5).masked_fill(distance < 0, -torch.inf)

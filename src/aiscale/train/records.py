@@ -165,7 +165,7 @@ def load_run(path: str | Path) -> Run:
 
 
 def open_trained(path: str | Path) -> tuple[GPT | HFModel, Tokenizer]:
-    """(model, tokenizer) of a run folder's newest checkpoint, in fp32 and ready to generate."""
+    """(model, tokenizer) of a run folder's newest checkpoint, in fp32."""
     path = Path(path)
     run = load_run(path)
     newest = checkpoint.latest(path / "checkpoints")
