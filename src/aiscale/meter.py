@@ -1,11 +1,9 @@
 """Measures what a step really took: bytes held and sent, seconds, tokens per second, FLOPs utilization (MFU).
 
-    meter = Meter(world, flops_per_token=cost.flops_per_token(model, seq_len), precision="fp32")
-    with meter.step():
-        engine.step(...)
-    meter.record(tokens)       # -> {"step_s": ..., "tokens_per_s": ..., "mfu": ..., "payload_bytes": {...}, ...}
-
-`cost` predicts the same quantities under the same names.
+meter = Meter(world, flops_per_token=cost.flops_per_token(model, seq_len), precision="fp32")
+with meter.step():
+    engine.step(...)
+meter.record(tokens)       # -> {"step_s": ..., "tokens_per_s": ..., "mfu": ..., "payload_bytes": {...}, ...}
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """The optimizer and its learning rate, the same for every strategy.
 
-optimizer = build_optimizer(model, run.optimizer)
-set_lr(optimizer, lr_at(step, total_steps, run.optimizer))
-
 torch's own are SGD, Adam, AdamW and Adafactor. LARS, LAMB and Muon are here (`ByTensor`): torch has no LARS and LAMB,
 and its Muon takes matrices only and no shards of them. All optimizers share one learning rate and one schedule.
 """

@@ -3,22 +3,16 @@
     machine = machines.find_machine("dgx-a100")
     cost.collective_seconds("all_reduce", 2**30, machine, ranks=64)              # eight whole nodes, one ring over them
     cost.collective_seconds("all_reduce", 2**30, machine, ranks=64, per_node=1)  # one rank a node; eight such groups
-    .seconds .algorithm .bottleneck
 
-A ring over whole nodes crosses each boundary between two nodes once, however many ranks the nodes hold. NCCL builds a
-ring for each adapter, so the adapters of a node share that volume: 2 (n-1)/n S over all of them for an all-reduce of
-S bytes on n ranks. A rank does not have its share of the adapters *and* the whole ring's volume. Groups that send at
-the same time (eight data-parallel groups under tensor parallelism of 8) do share them.
-
-Seconds are latency plus the larger of bytes over the links in the node and bytes over its adapters. Latency is counted
-in steps: 2 (n-1) for a ring, 2 (g-1 + log2 nodes) for a tree with g ranks on a node; the tree sends up to twice as much
-through the adapters. NCCL takes what is faster, and for small messages the protocol LL, with shorter steps and less
-bandwidth. Inside a node a measured curve of bus bandwidth over size decides, if the machine has one. Where switches
-add up (NVLink SHARP), an all-reduce over the node sends each number once: less than any ring or tree.
+Seconds are latency plus the larger of bytes over the links in the node and bytes over its adapters, which groups that
+send at the same time share. Latency is counted in steps: 2 (n-1) for a ring, 2 (g-1 + log2 nodes) for a tree with g
+ranks on a node. NCCL takes what is faster, and for small messages the protocol LL, with shorter steps and less
+bandwidth. Inside a node a measured curve of bus bandwidth over size decides, if the machine has one. Where switches add
+up (NVLink SHARP), an all-reduce over the node sends each number once.
 
 It is what the machine allows with nobody else on it. Held to measurements on 4 nodes (tests/test_collectives.py), it is
-2 to 5 % off for large messages, and up to twice too fast at 16 MiB. At scale libraries fall behind: on 2048 GCDs of
-Frontier others were up to 10 (all-reduce) and 33 times (all-gather) as fast as RCCL (Singh et al., arXiv:2504.18658).
+2 to 5 % off for large messages, and up to twice too fast at 16 MiB. At scale libraries fall behind (Singh et al.,
+arXiv:2504.18658).
 """
 
 from __future__ import annotations

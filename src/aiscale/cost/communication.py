@@ -5,12 +5,9 @@
     link = fit_alpha_beta(nbytes, seconds, "all_reduce", 4)   # latency and bandwidth fitted to measurements
 
 S, the payload, is the whole buffer: every rank's output of an all-gather or broadcast, its input of an all-reduce,
-reduce-scatter or all-to-all, the root's buffer of a scatter or gather. n is the number of ranks.
-
-Time follows the alpha-beta model (Thakur, Rabenseifner and Gropp 2005, "Optimization of collective communication
-operations in MPICH"): messages are sequential, and each takes a latency alpha plus its bytes over the bandwidth.
-Additions are free. It needs one rank per core or device and equal links; it fails if ranks share a core or a memory
-bus.
+reduce-scatter or all-to-all, the root's buffer of a scatter or gather. n is the number of ranks. Time follows the
+alpha-beta model (Thakur, Rabenseifner and Gropp 2005): messages are sequential, and each takes a latency alpha plus its
+bytes over the bandwidth.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
 """Megatron-Core: bytes sent by a step of tensor, sequence, pipeline and data parallelism, bytes held by a rank.
 
-    megatron_activation_bytes_by_part(run, world_size, rank)  # of one micro-batch, to a per cent: {"norms": ..., ...}
-
-`strategies.step_traffic` and `held_bytes` call this module for the rest, exact to the byte.
-
 A is the residual stream of one micro-batch (B T D numbers). Per micro-batch, on the tp ranks that share a layer:
 
     tensor parallel     all_reduce A twice a layer forward and twice backward, once for the embedding, once for the
@@ -14,9 +10,8 @@ A is the residual stream of one micro-batch (B T D numbers). Per micro-batch, on
     pipeline            send A to the next stage, its gradient to the previous one; A / tp with sequence parallelism
 
 Per step: gradients over dp (all_reduce, or with the distributed optimizer a reduce_scatter of the gradients and an
-all_gather of the new weights, both padded; under bf16 gradients travel in 4 bytes, weights in 2), gradients of a tied
-embedding between the first and the last stage, those of norms and biases over tp with sequence parallelism, and one
-number, the gradient norm.
+all_gather of the new weights, both padded), gradients of a tied embedding between the first and the last stage, those
+of norms and biases over tp with sequence parallelism, and one number, the gradient norm.
 """
 
 from __future__ import annotations

@@ -6,12 +6,7 @@
     zero_state_bytes(7.5e9, stage=2, dp=64)                            # the ZeRO paper's figure 1
 
 torch holds weights, gradients and AdamW's two moments in fp32 for every precision; autocast adds 16-bit copies of the
-weights during a step. The ZeRO paper (Rajbhandari et al. 2020, section 3.1) counts for mixed precision 2 + 2 bytes for
-16-bit weights and gradients and K = 12 for fp32 weights and both moments, 16 in all. torch's fp32 training also needs
-16 bytes a parameter, but as 4 + 4 + 8.
-
-`strategies` has the bytes of one rank of each strategy, with shards and padding; the table of published numbers
-`bytes_per_parameter` has what others count.
+weights during a step. `strategies` has the bytes of one rank of each strategy.
 
 Letters: B batch, T tokens, D width, H heads, G key/value heads, C width of a head, F width of the MLP, V vocabulary.
 """

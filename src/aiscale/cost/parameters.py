@@ -1,15 +1,10 @@
-"""Exact parameter counts of a GPT by part, for every option of `ModelConfig`, and the FLOPs of a token.
+"""Exact parameter counts of a GPT by part, and the FLOPs of a token.
 
     parameters(model)                           # {"token_embedding": ..., "attention": ..., "mlp": ..., ...}
-    parameter_count(model)                      # their sum, equal to GPT(model).num_parameters()
     flops_per_token(model, seq_len=1024)        # forward and backward: what MFU is measured against
 
-Hugging Face models of the families gpt2, gptj, gpt_neox and llama are counted exactly too; for others,
-`model.count_parameters` builds the model on the meta device.
-
-A multiply and an add are two FLOPs. Only matrix products count: norms, softmax and GELU are below one per cent at any
-useful width. Recomputation (activation checkpointing, the backward pass of flash attention) does not count, as in the
-PaLM report's model FLOPs utilization (Chowdhery et al. 2022, appendix B).
+A multiply and an add are two FLOPs. Only matrix products count, and nothing that is computed twice (Chowdhery et al.
+2022, appendix B).
 
 Letters: D width, L layers, H heads, G key/value heads, C width of a head (D = H C), F width of the MLP, V vocabulary,
 T tokens in a sequence, N parameters.

@@ -1,15 +1,11 @@
 """Pipeline schedules: the order of work on each rank, the bubble, and the micro-batches in flight.
 
-    stage_ranks(pp=4, virtual_stages=2)                               # [0, 1, 2, 3, 0, 1, 2, 3]: the rank of each piece
     schedule_order("1f1b", pp=4, n_micro=8)[3]                        # rank 3: [Work("forward", 3, 0), ...]
     pipeline_timeline("1f1b", 4, 8, 1, forward_s=0.1, backward_s=0.2) # simulated: events for plots.pipeline
     bubble("interleaved", pp=4, n_micro=8, virtual_stages=2)          # the closed formula: idle / busy time = 3 / 16
 
-Bubble time over work time (Narayanan et al. 2021, "Efficient Large-Scale Language Model Training", sections 2.2.1 and
-2.2.2): (p - 1) / m for GPipe and 1F1B, (p - 1) / (v m) interleaved. Zero-bubble schedules (Qi et al. 2023) split the
-backward pass into an input half and a weight half, and fill gaps with the second: see `bubble`.
-
-p stages (pp), m micro-batches (n_micro), v pieces of the model on each rank (virtual_stages).
+Bubble time over work time: (p - 1) / m for GPipe and 1F1B, (p - 1) / (v m) interleaved (Narayanan et al. 2021), with p
+stages (pp), m micro-batches (n_micro), v pieces of the model on each rank (virtual_stages).
 """
 
 from __future__ import annotations

@@ -7,25 +7,15 @@ ZeRO: n parameters, N ranks, m micro-batches per rank and step; w bytes of a wei
     stage 2    all_reduce w n in every micro-batch: a rank keeps its share of the sum and drops the rest
     stage 3    all_gather w n twice in every micro-batch (forward, backward) and reduce_scatter w n
 
-all padded, plus a few numbers once a step (overflow and norm). Rajbhandari et al. 2020 count 2 n numbers sent for
-stages 1 and 2 and 3 n for stage 3: the all_reduce above is 2 of their n. Offloading does not change the traffic.
-This package shards every tensor at stage 3. DeepSpeed's default (stage3_param_persistence_threshold 100,000) keeps
-tensors of fewer numbers, norms and biases, on all ranks: they are gathered once a step, after the update.
-
-From stage 1 on, the optimizer updates fp32 masters of the rank's weights, even if the model is in fp32: so bf16 takes
-the paper's 2 + 2 + 12 bytes a parameter, sharded as it says, and fp32 4 + 4 + 12.
+all padded, plus a few numbers once a step (overflow and norm). From stage 1 on, the optimizer updates fp32 masters of
+the rank's weights, even if the model is in fp32.
 
 FSDP: each block is one unit; the rest (embeddings, last norm, head) is the root unit. A parameter of d0 rows is cut
-into ceil(d0 / n) rows a rank, so a unit's buffers are padded to n ceil(d0 / n) rows of each of its tensors.
+into ceil(d0 / n) rows a rank, n the ranks that share one copy.
 
-    all_gather       in every micro-batch every unit for the forward pass, and blocks again for the backward pass if
-                     they were freed
+    all_gather       in every micro-batch every unit forward, and blocks again backward if they were freed
     reduce_scatter   once a step every unit's gradients (kept whole until the last micro-batch)
     all_reduce       with copies of the model (hybrid sharding): each rank's share of the sums, over the copies
-
-n is the number of ranks that share one copy. With n parameters, one micro-batch and no padding FSDP sends 4 + 4 + 4
-bytes a parameter in fp32 where DDP's all-reduce, a reduce-scatter and an all-gather, sends 4 + 4: one and a half times
-as much. In bf16 weights travel in 2 bytes and gradients in 4: 2 + 2 + 4, as much as DDP.
 """
 
 from __future__ import annotations

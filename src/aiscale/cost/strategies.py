@@ -1,17 +1,13 @@
 """Bytes that one rank sends in an optimizer step and holds after it, for every strategy, exactly.
 
     step_traffic(run, world_size)            # {("all_reduce", "world"): 3_253_248}: payload by (collective, group)
-    step_traffic(run, world_size, rank=3)    # where ranks differ: stages of a pipeline
     held_bytes(run, world_size, rank=0)      # {"parameters": ..., "gradients": ..., "optimizer states": ...}
     step_bytes(run, world_size, rank=0)      # the same, and "activations" and "logits" at the peak of a step
 
-The payload is the whole buffer of a collective (`communication`), summed over the calls of a step; groups of one rank
-send nothing and are left out. Bookkeeping (the mean loss, our own gradient norm) is not included. Groups are named as
-in `world.traffic`: world, dp, tp, pp, and the axes of a device mesh.
-
-The formulas follow the libraries, which may send or keep more than the papers say; the docstrings explain where and
-why. `aiscale.verify.bytes` measures the same. A new strategy needs two functions of (run, world_size, rank) in
-_STRATEGIES. serial, ddp and torch's pipelines are here; the others have their own files.
+The payload is the whole buffer of a collective, summed over the calls of a step, without groups of one rank and
+bookkeeping (the mean loss, our own gradient norm). Groups are named as in `world.traffic`: world, dp, tp, pp, and the
+axes of a device mesh. `aiscale.verify.bytes` measures the same. A new strategy needs two functions of (run, world_size,
+rank) in _STRATEGIES.
 """
 
 from __future__ import annotations

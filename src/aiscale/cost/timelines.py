@@ -1,12 +1,4 @@
-"""Predicted time of a data-parallel step, and the timeline of an FSDP step.
-
-    ddp_timeline(forward_s, backward_s, gradient_bytes, world, link)                   # events for plots.timeline
-    prefetch_timeline(6, gather_s=0.02, block_s=0.02, ahead=1)                         # events of an FSDP pass
-
-DDP (Li et al. 2020, "PyTorch Distributed", section 3.2.3): gradients appear evenly over the backward pass, last layer
-first; a full bucket's all-reduce starts at once; all-reduces run one after another. Communication after the end of the
-backward pass is exposed: the optimizer waits for it.
-"""
+"""Predicted timelines of a data-parallel step and of an FSDP step, events for plots.timeline."""
 
 from __future__ import annotations
 

@@ -1,22 +1,13 @@
 """Clean a corpus before it is tokenized: filters, near duplicates, texts of a test set; then BPE and tokens on disk.
 
-    aiscale data prepare science --out corpora/science
-    aiscale data prepare papers/ --clean --against test.jsonl --processes 8 --out corpora/papers
+aiscale data prepare papers/ --clean --against test.jsonl --processes 8 --out corpora/papers
 
-    report = clean_corpus("papers/", "corpora/papers", against=[text, ...], processes=8)   # or ["package:numpy", ...]
-    print(describe(report))                                 # what was dropped, and why
-    for document in kept("corpora/papers"): ...             # id, domain, source, text
-
-The steps, each by a published rule:
-
-    filters      English and the quality rules of Gopher (Rae et al. 2021, table A1)
-    test sets    a document that shares 13 words in a row with a text of `against` is dropped (Brown et al. 2020)
-    duplicates   MinHash of 5 words in a row, 14 bands of 8 rows (as FineWeb, Penedo et al. 2024): of documents with
-                 similarity s a share of 1 - (1 - s^8)^14 is found; the first stays
-    tokens       BPE learnt from an even sample, then folders as of `data/stored.py`: one folder for all, and one
-                 for each domain; documents in an order drawn at random, which is always the same
-
-In memory are the band keys of the documents, some 300 bytes each, and a block of text while it is tokenized.
+filters      English and the quality rules of Gopher (Rae et al. 2021, table A1)
+test sets    a document that shares 13 words in a row with a text of `against` is dropped (Brown et al. 2020)
+duplicates   MinHash of 5 words in a row, 14 bands of 8 rows (as FineWeb, Penedo et al. 2024): of documents with
+             similarity s a share of 1 - (1 - s^8)^14 is found; the first stays
+tokens       BPE learnt from an even sample, then folders as of `data/stored.py`: one folder for all, and one
+             for each domain; documents in an order drawn at random, which is always the same
 """
 
 from __future__ import annotations

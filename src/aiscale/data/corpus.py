@@ -5,8 +5,7 @@
     corpus.train, corpus.val                                  # sequences of tokens; slices are numpy arrays
 
 Tokens are cached in $AISCALE_CACHE, else $XDG_CACHE_HOME/aiscale, else ~/.cache/aiscale, else (with a note on stderr)
-in a temporary folder that is deleted at exit. Several processes may open the same corpus at once: if the file system
-has locks, one of them tokenizes; otherwise each does, and all write the same.
+in a temporary folder that is deleted at exit. Several processes may open the same corpus at once.
 """
 
 from __future__ import annotations

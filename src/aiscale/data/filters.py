@@ -1,9 +1,4 @@
-"""What decides whether a document stays: quality rules, words shared with a test set, and MinHash of near duplicates.
-
-why_dropped(text)                     # "" or the rule that it breaks, such as "not English"
-band_keys(text)                       # near duplicates have one of these 14 numbers in common
-similarity(one, other)                # 0 to 1: what MinHash estimates
-"""
+"""What decides whether a document stays: quality rules, words shared with a test set, and MinHash of near duplicates."""
 
 from __future__ import annotations
 

@@ -1,12 +1,7 @@
-"""The documents of files in the formats of published corpora, with the library `datasets` where it is needed.
+"""The documents of files in the formats of published corpora, streamed.
 
-    for record in records_of(Path("pages.parquet"), "text"):    # also JSON; packed by gzip, xz, zstd
-        record["text"]
-    for document in documents_of(Path("pages.parquet"), "text"):    # also text files
-        "".join(document)
-
-Text files and JSON lines are read directly; the rest needs `pip install 'aiscale[data]'`. All are streamed, so that no
-file need fit in memory; a text file is one document, in pieces, and need not either.
+Text files and JSON lines are read directly; the rest (parquet, JSON, packed by gzip, xz, zstd) by the library
+`datasets`. A text file is one document, in pieces.
 """
 
 from __future__ import annotations

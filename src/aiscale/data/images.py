@@ -1,9 +1,4 @@
-"""Images for the lesson on a small CNN: 10 kinds of shapes, drawn by formulas.
-
-    images, labels = draw_shapes(4000, seed=1)             # (N,1,28,28) uint8 and (N,) int64
-
-N images, C channels, H and W pixels.
-"""
+"""Images for the lesson on a small CNN: 10 kinds of shapes, drawn by formulas."""
 
 from __future__ import annotations
 

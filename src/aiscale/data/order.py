@@ -2,17 +2,12 @@
 
     batches = Batches(corpus.train, seq_len=128, global_batch=16, seed=1337)
     x, y = batches.batch(step)                               # the whole global batch, (B,T) each; y is x shifted by one
-    for x, y in batches.share(step, rank, world, n_micro):   # the micro-batches of that rank: B/world sequences
-        ...
+    batches.share(step, rank, world, n_micro)                # the micro-batches of that rank: B/world sequences
 
-The tokens are cut into windows of T, which every epoch visits in a new order. A run resumes in the middle of an epoch
-without saved state, because a batch depends only on the step. The global batch is the same at every world size, because
-it is drawn first and then divided among the ranks.
-
-The order of an epoch is a permutation that is computed, not stored: a Feistel network (Luby and Rackoff 1988) permutes
-the numbers below 4^k; a result beyond the number of windows goes in again until it is below. A shuffled list of the
-windows of a terabyte would take gigabytes on every rank. It is our own integer arithmetic, so that no new version of a
-random generator changes the order of a run.
+The tokens are cut into windows of T, which every epoch visits in a new order. The global batch is the same at every
+world size, because it is drawn first and then divided among the ranks. An epoch's permutation is computed, not stored:
+a Feistel network (Luby and Rackoff 1988) permutes the numbers below 4^k; a result beyond the number of windows goes in
+again until it is below. No new version of a random generator changes the order of a run.
 
 B sequences in the global batch, T tokens.
 """

@@ -1,17 +1,11 @@
 """Tokenize a large corpus once, before training: `aiscale data prepare`.
 
     aiscale data prepare my_texts/ --out corpora/mine --tokenizer bpe --vocab-size 8192
-    aiscale data prepare openwebtext                             # out: corpora/openwebtext
     aiscale train --set data.corpus=corpora/mine --set data.tokenizer=bpe ...
-    aiscale data prepare science                                 # filtered and without duplicates: `data/clean.py`
 
-    prepare_corpus(["a.jsonl", "b.parquet"], "corpora/mine", tokenizer="bpe", bpe_vocab_size=8192)
-
-The text is streamed (`data/formats.py`), so that neither it nor its tokens need to fit in memory. Documents are joined
-by the tokenizer's separator: `<|endoftext|>` for bpe, an empty line for the others.
-
-The well-known corpora need a network and the library `datasets` (`pip install 'aiscale[data]'`). Their addresses come
-from their publishers and are not tested; reading local files in the same formats is.
+The text is streamed (`data/formats.py`). Documents are joined by the tokenizer's separator: `<|endoftext|>` for bpe, an
+empty line for the others. The well-known corpora need a network and the library `datasets`; their addresses come from
+their publishers and are not tested.
 """
 
 from __future__ import annotations

@@ -1,10 +1,5 @@
 """Documents of science without a network: the documentation in installed scientific packages, by discipline.
 
-    for document in package_documents("scipy"):
-        document["domain"], document["source"], document["text"]        # "numerics", "scipy", a docstring
-
-    aiscale data prepare science --out corpora/science                   # all of them, cleaned (`data/clean.py`)
-
 A document is a docstring, or a text that a C function gets as its docstring. Nothing is imported: the files are read as
 text, about 40 MB of documentation in seconds.
 """

@@ -3,11 +3,7 @@
     write_corpus(text, tokenizer, folder)                # streams
     tokens, manifest, tokenizer = read_corpus(folder)    # maps; reads nothing until a window is needed
 
-A folder holds
-
-    manifest.json      written last: a folder without it is unfinished
-    tokenizer.json
-    tokens.bin         uint16 or uint32, little-endian
+A folder holds tokens.bin (uint16 or uint32, little-endian), tokenizer.json and, written last, manifest.json.
 """
 
 from __future__ import annotations

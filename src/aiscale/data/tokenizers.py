@@ -2,16 +2,13 @@
 
     tokenizer = learn("bpe", text.pieces(), bpe_vocab_size=1024)
     ids = tokenizer.encode("some text")          # list[int]; encode_array gives a numpy array, fast for megabytes
-    tokenizer.decode(ids)                        # "some text", exactly
-    Tokenizer.from_json(tokenizer.to_json())     # how rank 0 sends it to the others
 
     byte   256 tokens, the bytes of UTF-8; nothing to learn
     char   the characters of the corpus
     bpe    pairs of bytes merged by frequency (Sennrich et al. 2016; byte-level as GPT-2's), by the library `tokenizers`
 
-decode(encode(text)) == text for all of them, so an unknown character is an error, not <unk>; training never meets
-one, because the vocabulary comes from the whole corpus. Ids without a token (a model may have more rows than the
-tokenizer has tokens) and invalid UTF-8 are decoded as U+FFFD, so that the text of a badly trained model can be shown.
+decode(encode(text)) == text for all of them, so an unknown character is an error, not <unk>. Ids without a token and
+invalid UTF-8 are decoded as U+FFFD.
 """
 
 from __future__ import annotations

@@ -2,15 +2,10 @@
 
     find("a100-sxm4-80gb").peak_flops("bf16")               # 312e12 FLOP/s, dense; None without such a unit
     find_machine("frontier").node.accelerator.memory_bytes  # one GCD of an MI250X
-    find_device(torch.cuda.get_device_name())               # the accelerator that torch sees here, or None
 
 `verification` is "primary" (read in the maker's or the site's own documentation), "secondary" (a maintained collection
-of data sheets, another site) or "measured". A figure without a source is None (a Bow IPU's memory bandwidth, what joins
-Dawn's GPUs). Each accelerator is a file in accelerators/, each system one in systems/.
-
-FLOP/s are dense: data sheets of NVIDIA also print twice that for sparse matrices. Memory is what torch reports: a
-V100 of "16 GB" has 15.78 GiB, which are 16.94 GB of 10^9 bytes. Bandwidths are in one direction. A system's node may be
-`like` that of another system, with changes. `cost.collective_seconds` says what a collective costs on a machine.
+of data sheets, another site) or "measured". A figure without a source is None. FLOP/s are dense, bandwidths in one
+direction; memory is what torch reports. A system's node may be `like` that of another system, with changes.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
     loss = model(tokens, targets)        # mean cross-entropy, a scalar, for both kinds
     model.blocks                         # the layers, which strategies shard and recompute one by one
 
-Weights come from torch's global random generator (the caller seeds it), or from the configured folder. Both kinds can
-be built on the meta device without memory.
+Weights come from torch's global random generator (the caller seeds it), or from the configured folder.
 
 Shapes: B batch, T tokens, V vocabulary.
 """

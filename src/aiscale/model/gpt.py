@@ -3,10 +3,9 @@
     model = GPT(ModelConfig(n_layer=6, n_head=6, d_model=384, vocab_size=256, max_seq_len=256))
     loss = model(tokens, targets)                    # training: the mean cross-entropy, a scalar
     logits = model(tokens)                           # a score for every entry of the vocabulary at every position
-    model.save_pretrained("mine/")                   # a Hugging Face folder
 
 The model knows nothing of processes: a strategy of `parallel` transforms it from outside. It can be built on the meta
-device without memory (`with torch.device("meta"): GPT(config)`); `to_empty` and `init_weights` then fill it.
+device without memory; `to_empty` and `init_weights` then fill it.
 
 Shapes: B batch, T tokens, D width, H heads, G key/value heads, C width of a head (D = H C), F width of the MLP's
 hidden layer, V vocabulary, L layers.

@@ -1,11 +1,7 @@
 """Write our GPT as a Hugging Face folder (config.json, model.safetensors): as GPT-2, GPT-NeoX or Llama.
 
-    model.save_pretrained("mine/")           # transformers.AutoModelForCausalLM.from_pretrained("mine/") opens it
-
-GPT-2 stores a linear layer's weight transposed, (in, out), and calls it Conv1D.
-
 A model with rotary positions is written as GPT-NeoX if it has LayerNorm and a plain MLP, as Llama if it has RMSNorm and
-SwiGLU. Both rotate channel pairs (c, c + C/2), as we do. Others' weights are read by transformers (model.folder).
+SwiGLU. Others' weights are read by transformers (model.folder).
 
 Letters: H heads, G key/value heads, C width of a head, F width of the MLP.
 """

@@ -1,11 +1,5 @@
-"""Three operations in which a small model spends its time on a CPU, faster than in plain torch.
-
-    loss = cross_entropy(hidden, head_weight, targets)     # computes logits in chunks, not all at once
-    y = linear(x, weight, bias)                            # F.linear, multiplying with the faster library
-    y = causal_attention(q, k, v)                          # F.scaled_dot_product_attention, faster in bf16
-
-Each has a plain version, which the tests compare it with and which runs where the fast one does not apply.
-`benchmarks/model.py` measures steps with and without each (`ON`).
+"""Three operations in which a small model spends its time on a CPU, faster than in plain torch: products, bf16
+attention, the loss. `benchmarks/model.py` measures steps with and without each (`ON`).
 
 The library that multiplies, and so the last digits of fp32 results, depends on the processor's maker: oneDNN on AMD,
 MKL on all others. bf16 attention up to 512 tokens rounds differently from torch's fused kernel.

@@ -1,8 +1,5 @@
 """How a model knows where tokens stand: what is added to the embeddings, to queries and keys, or to attention's scores.
 
-    where = place(positions, config, x.dtype)      # once a forward pass, for all blocks; None: nothing to tell them
-    x = x + sinusoids(positions, D, x.dtype)       # sinusoidal: before the blocks, as with learned embeddings
-
     rotary          turns q and k, so that their product depends on the distance of the tokens only (Su et al. 2021)
     alibi           scores minus slope times distance, another slope for each head (Press et al. 2022)
     t5              scores plus a learned number for each head and bucket of distances (Raffel et al. 2020)

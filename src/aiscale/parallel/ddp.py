@@ -1,16 +1,10 @@
 """Data parallelism with torch's DistributedDataParallel: buckets are all-reduced while the backward pass goes on.
 
-DDP changes two steps of serial: `_loss` (the forward pass goes through the wrapper, which resets the buckets) and
-`_accumulating` (`no_sync`: only the last micro-batch's backward pass communicates). DDP's hooks average the gradients;
-`aiscale.parallel.compress` decides what they send.
-
     aiscale train --recipe laptop --nproc 4 --set parallel.strategy=ddp --set parallel.distributed_optimizer=true
 
-`distributed_optimizer` is ZeRO-1 with torch's ZeroRedundancyOptimizer: one rank, the owner, holds the optimizer states
-of a parameter. Gradients are all-reduced as before, dense or compressed; the owner updates the parameter and broadcasts
-it, so the bytes of the weights come on top of DDP's (Rajbhandari et al. 2020, stage 1, with an all-reduce instead of a
-reduce-scatter). torch assigns owners, largest parameters first, each to the rank that has least. Owners write the
-checkpoint in the usual format, so a run can resume at another world size or with another strategy.
+`aiscale.parallel.compress` decides what DDP's hooks send. `distributed_optimizer` is ZeRO-1 with torch's
+ZeroRedundancyOptimizer: one rank, the owner, holds the optimizer states of a parameter, updates it and broadcasts it.
+Checkpoints have the usual format, so a run can resume at another world size or with another strategy.
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""DeepSpeed as a library: import it for one device, keep it quiet, and clear its process groups between worlds.
-
-deepspeed = import_deepspeed(world.device)
-with calling(world):
-    engine, *_ = deepspeed.initialize(...)
-forget_groups()
-"""
+"""DeepSpeed as a library: import it for one device, keep it quiet, and clear its process groups between worlds."""
 
 from __future__ import annotations
 

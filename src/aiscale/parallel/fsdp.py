@@ -1,10 +1,5 @@
 """Fully sharded data parallelism with torch's FSDP2: each rank holds a shard of every tensor and gathers the rest.
 
-A block's parameters are all-gathered just before it computes and freed after it; its gradients are reduce-scattered
-when its backward pass ends. So a rank holds and updates only its shard of parameters, gradients and optimizer states.
-The changes from serial: `_place` (`fully_shard` on each block and on the rest), `_accumulating` (only the last
-micro-batch reduces) and local tensors in `tensors`.
-
     aiscale train --recipe laptop --nproc 4 --set parallel.strategy=fsdp --set parallel.replicas=2
 
 Shapes: a tensor (d0, ...) is cut along dim 0 into ceil(d0 / n) rows a rank, the last ones fewer or none.

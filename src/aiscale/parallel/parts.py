@@ -1,8 +1,5 @@
 """The parts into which `pipeline` cuts a GPT.
 
-    part = Part(GPT(config), range(0, 4), None)       # the first four blocks, with the embeddings
-    hidden = part(tokens)                             # the activations sent to the next part
-
 Shapes: B sequences of one micro-batch, T tokens, D width.
 """
 

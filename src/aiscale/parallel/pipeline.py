@@ -1,14 +1,10 @@
 """Pipeline parallelism with torch.distributed.pipelining: each rank holds some layers, micro-batches flow through.
 
-The GPT is cut into pp x virtual_stages pieces with equally many blocks; the first also has the embeddings, the last the
-norm and the head. Schedules: gpipe, 1f1b, interleaved (several pieces a rank), zero-bubble (splits the backward pass
-into an input half and a weight half: Qi et al. 2023).
-
     aiscale train --nproc 4 --set parallel.strategy=pipeline --set parallel.pp=2 --set loop.micro_batch=2
 
-Neighbours exchange activations (B,T,D) and their gradients; first and last stage, which each hold a copy of tied
-embeddings, add up its gradients; and all gradients are all-reduced over dp once a step. Messages have the precision of
-the weights, because autocast leaves the residual stream in fp32.
+The GPT is cut into pp x virtual_stages pieces with equally many blocks; the first also has the embeddings, the last the
+norm and the head. Neighbours exchange activations (B,T,D) and their gradients, in the precision of the weights; first
+and last stage add up the gradients of tied embeddings; and all gradients are all-reduced over dp once a step.
 
 Shapes: B sequences of one micro-batch, T tokens, D width, V vocabulary.
 """

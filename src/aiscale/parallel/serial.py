@@ -1,9 +1,4 @@
-"""Training on one process: the engine that every other strategy must agree with.
-
-    engine = Engine(run, world)
-    result = engine.step(micro_batches, lr)      # accumulate (forward and backward passes), then update
-
-Other strategies override single methods. One that brings a loop overrides `accumulate`.
+"""Training on one process: the engine that every other strategy must agree with, by overriding single methods.
 
 Shapes: B sequences, T tokens.
 """

@@ -1,18 +1,11 @@
 """ZeRO with DeepSpeed's own engine: data-parallel ranks shard the training states instead of each holding them all.
 
-    stage 0    no sharding: plain data parallelism
-    stage 1    optimizer states: each rank updates its shard of the weights, then an all-gather shares the new weights
-    stage 2    gradients too: a rank keeps the averaged gradients of its shard only
-    stage 3    parameters too: each layer's weights are gathered when it needs them and freed afterwards
-
     engine = ZeROEngine(run.override("parallel.strategy=zero", "parallel.zero_stage=2"), world)
     print(json.dumps(deepspeed_config(run, world.size), indent=2))      # also written to runs/NAME/ds_config.json
 
 `parallel.offload=optimizer` keeps fp32 masters and moments in host memory and updates them there; `all` also offloads
-the parameters of stage 3. On a CPU this saves nothing and costs a few buffers.
-
-Checkpoints are in DeepSpeed's format: they resume only at the same world size and stage. `weights` reads them at any
-world size, with DeepSpeed's zero_to_fp32. Rajbhandari et al. 2020 (ZeRO), Ren et al. 2021 (offload).
+the parameters of stage 3. Checkpoints are in DeepSpeed's format: they resume only at the same world size and stage;
+`weights` reads them at any. Rajbhandari et al. 2020 (ZeRO), Ren et al. 2021 (offload).
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""The answer for one layout on one machine: time, memory by stage, rates, and the way to a token budget.
-
-answer = plan(shape, layout, platform)
-answer.step.total_s, answer.tokens_per_s, answer.mfu, answer.memory_gb, answer.fits
-answer.days(257e9), answer.node_hours(257e9)
-"""
+"""The answer for one layout on one machine: time, memory by stage, rates, and the way to a token budget."""
 
 from __future__ import annotations
 

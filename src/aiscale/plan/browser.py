@@ -1,8 +1,5 @@
 """The planner in a browser tab: a page of sliders, in which Pyodide runs this same package.
 
-    aiscale plan --page build/planner
-    python -m http.server --directory build/planner        # any web server will do; nothing is asked of other hosts
-
 The page calls `choices` and `ask`; they run here as well, and a test compares both. Pyodide comes from npm (14 MB).
 """
 

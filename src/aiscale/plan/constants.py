@@ -1,10 +1,4 @@
-"""The planner's constants: one file with value, meaning, source and range.
-
-    CONSTANTS.product_share                  # 0.91
-    constants(jitter=0.01)                   # with another value
-
-`constants.toml` holds them; `python benchmarks/planner/fit.py` fits those that have a range.
-"""
+"""The planner's constants, of constants.toml; `python benchmarks/planner/fit.py` fits those that have a range."""
 
 from __future__ import annotations
 

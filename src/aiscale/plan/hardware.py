@@ -1,8 +1,4 @@
-"""The machine as the formulas see it: rates of one device, links inside a node, the network of a node.
-
-platform("a100-sxm4-80gb", gpus_per_node=8, node_gbit_s=1600)
-platform_of(find_machine("frontier"))
-"""
+"""The machine as the formulas see it: rates of one device, links inside a node, the network of a node."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""How a model is cut over ranks, and what the software does: everything of a run that the planner's formulas read.
-
-layout = Layout(dp=4, tp=2, pp=1, micro_batch=2, global_batch=64, zero_stage=1)
-layout.gpus, layout.micro_batches, layout.stages(shape)      # 8, 8, [StageShape(layers=40, embedding=True, head=True)]
-layout.check(shape)                                          # ConfigError with the equation that does not hold
-"""
+"""How a model is cut over ranks, and what the software does: everything of a run that the planner's formulas read."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """Bytes on each pipeline stage of a layout, by category, and whether they fit.
 
-    stages = stage_memory(shape, layout, CONSTANTS)     # a dict each; sum(stages[0].values())
-    peak_bytes(shape, layout, CONSTANTS)                # of the fullest stage
-    capacity_bytes(platform, layout, CONSTANTS)         # what torch can give out
-
 Letters: D hidden, F width of the MLP, V vocabulary, t tensor-parallel ranks.
 """
 

@@ -1,9 +1,7 @@
 """Runs as rows of a table: columns as in the published sweep of nanotron, an answer for each row.
 
-    for answer in answers(csv.DictReader(open("runs.csv"))): print(answer["id"], answer["step_time_s"])
-
-An empty cell, or a column that is missing, takes its value of DEFAULTS; `dp` that which fills the GPUs. The software is
-an eager PyTorch program with fused attention. A row that no one could run has empty fields and an `error`.
+An empty cell, or a column that is missing, takes its value of DEFAULTS; `dp` that which fills the GPUs. A row that no
+one could run has empty fields and an `error`.
 """
 
 from __future__ import annotations

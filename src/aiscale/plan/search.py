@@ -1,9 +1,5 @@
 """All layouts of a model on so many devices, ranked, each loser with its reason; and what would make a model fit.
 
-    ranking = search("175b", machines.find_machine("frontier"), gpus=512, global_batch=2048)
-    ranking.best.layout.name(), ranking.ranked[1:5], ranking.reasons()
-    ranking.advice()          # where nothing fits: by how much, and what would help
-
 Tried: tp up to a node, every pp that layers allow, ZeRO-1 and FSDP, no and full recomputation, micro-batches of 1 to
 16, interleaving, cp for long sequences. Memory is asked first, so most layouts cost microseconds.
 """

@@ -1,17 +1,12 @@
 """Seconds of one optimizer step of a layout, and where they go.
 
-    step = step_seconds(shape, layout, platform, CONSTANTS)
-    step.total_s, step.bubble_s, step.parts, step.causes()
-
     T = (sum_i t_i + (m - 1) max_i t_i + messages + exposed exchange + optimizer) (1 + jitter log2 nodes) + s log2 nodes
 
 over stages i and m micro-batches; t_i is the longer of what the device computes and what the host needs to launch it.
 Interleaved schedules divide the fill by v. A product of M x N x K runs at best x tiles / (units x waves) x K / (K + k)
 of the peak, or at the speed of memory; attention and everything else that reads and writes memory are apart.
-
-A collective takes `cost.collective_seconds`, and longer: cost knows the machine alone, but in training ranks arrive at
-different times, and kernels, data loading and other jobs use the same memory, cores and switches. Two constants, inside
-a node and between nodes, stand for that.
+A collective takes `cost.collective_seconds`, and longer by two constants, inside a node and between nodes: in training
+ranks arrive at different times, and other work uses the same memory, cores and switches.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""Every figure, in one style. Functions take data and return Axes (several panels: an array of Axes).
-
-    from aiscale import plots
-    plots.use_style()
-    plots.loss_curves({"serial": losses})
-
-A number on a figure is measured (filled), predicted (dashed) or published (hollow): see `plots.style`.
-"""
+"""Every figure, in one style (`plots.style`): functions take data and return Axes (several panels: an array of them)."""
 
 from aiscale.plots.bars import (
     COLLECTIVE_COLORS,

@@ -1,9 +1,4 @@
-"""Horizontal bars: bytes, published values beside measured ones.
-
-plots.memory_bars({"fp32": cost.training_bytes(model, 8, 256), "bf16": {...}}, {"fp32": measured, ...})
-plots.traffic_bars({"zero1": {"all_reduce": 4e6}}, {"zero1": {"all_reduce": 4e6}}, unit_bytes=2e6, unit="weights")
-plots.published_vs_measured(published, measured, xlabel="training time (s)", source="CS455 slides")
-"""
+"""Horizontal bars: bytes, published values beside measured ones."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Collectives: what they do, and how long they take.
-
-plots.collective("all_reduce", before, after)                   # the values that ranks held before and after
-plots.guessed(guess, truth, rows="rank", columns="step")         # a participant's grid, its wrong cells marked
-plots.latency_bandwidth(points, fits, world=4)                  # seconds and bandwidth over message size
-"""
+"""Collectives: what they do, and how long they take; a participant's grid beside the true one."""
 
 from __future__ import annotations
 

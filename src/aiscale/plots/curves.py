@@ -1,8 +1,4 @@
-"""Curves: loss over steps, and scaling with the number of ranks.
-
-plots.loss_curves({"serial": losses, "ddp x2": losses})
-plots.speedup([1, 2, 4], {"ddp, strong": [1, 1.9, 2.1]}, {"ddp, strong": [1, 1.92, 2.0]})
-"""
+"""Curves: loss over steps, and scaling with the number of ranks."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""One step over time: timelines of ranks and pipeline schedules.
-
-plots.timeline([(rank, name, start_s, end_s, kind), ...])          # measured
-plots.timeline(measured, cost.ddp_timeline(...))                   # with the prediction in separate rows
-plots.pipeline(events)                                             # measured, of all ranks, from pipeline_step
-plots.pipeline(predicted=cost.pipeline_timeline("1f1b", 4, 8))     # simulated
-"""
+"""One step over time: timelines of ranks and pipeline schedules."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""What Radius costs and gains.
-
-plots.density_times(measured, predicted, published, source="...")        # break-even density
-plots.link_speedups({"radius d 0.4": [(rate_mbit_s, times)]}, marks={"Perlmutter's ratio": 280})
-plots.perplexity_trend({"radius d 0.4": [(steps, mean, low, high)]})     # cost over the length of training
-"""
+"""What Radius costs and gains."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What `aiscale study` measured, as a figure.
-
-plots.study_ratios({entry["cell"]: [entry["ratio"]] for entry in summary(rows) if "ratio" in entry})
-"""
+"""What `aiscale study` measured, as a figure."""
 
 from __future__ import annotations
 

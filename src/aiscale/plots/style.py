@@ -1,10 +1,5 @@
 """The house style: one colour per strategy, rank and kind of memory, and three distinct marks.
 
-    plots.use_style()                       # once, in a notebook's imports cell
-    plots.STRATEGY_COLORS["ddp"]            # the same in every figure and slide
-
-A number on a figure is measured, predicted or published, and looks it:
-
     measured    filled circles on a solid line, a solid bar          ours, by running it
     predicted   a dashed line without marks, a pale dashed bar       from `cost`
     published   hollow diamonds without a line, an empty bar         by others, with their source in the legend

@@ -3,9 +3,8 @@
     python -m aiscale.verify.bytes                  # all cases on all their world sizes; exit status 0 if none differs
     python -m aiscale.verify.bytes ddp 'zero 2'     # these cases; rows of rank 0, and all that differ
 
-For each case (a strategy with its options) and world size, ranks train a tiny model for three steps. In the third step
-each rank compares the bytes it sent, by collective and process group, and the bytes it holds, by category, with
-`cost.step_traffic` and `cost.held_bytes`. Both must be equal to the byte.
+For each case and world size, ranks train a tiny model for three steps. In the third each compares the bytes it sent, by
+collective and process group, and the bytes it holds, by category, with `cost`: both must be equal to the byte.
 """
 
 from __future__ import annotations

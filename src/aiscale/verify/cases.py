@@ -1,11 +1,8 @@
 """The cases of `aiscale verify`: each is one way to train a small model, and names the serial run that it must equal.
 
-    CASES["zero3-x4"].arguments(Path("runs"))      # the words after `aiscale`
-
 The settings make mistakes visible. AdamW divides a gradient by its own size, so with the usual epsilon of 1e-8 a
 gradient that is twice too large trains the same weights. An epsilon of 1e-5, a learning rate that changes, and a
-clipping norm above the gradient's norm in some steps and below it in others make such weights differ. Learning rate and
-weight decay are large, and biases far enough from zero that decaying them by mistake shows. Every case evaluates twice.
+clipping norm above the gradient's norm in some steps and below it in others make such weights differ.
 FSDP has cases in fp64 and fp32, because torch divides in fp64 itself and leaves it to the collective in fp32.
 """
 

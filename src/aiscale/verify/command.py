@@ -1,7 +1,4 @@
-"""The command `aiscale verify`: does every strategy give the same result as serial training?
-
-aiscale verify 'zero*' ddp-x2
-"""
+"""The command `aiscale verify`: does every strategy give the same result as serial training?"""
 
 from __future__ import annotations
 

@@ -1,15 +1,10 @@
 """Compares every strategy with serial: same data, global batch and seed, so the same losses and weights.
 
-    aiscale verify                      # all cases; exit status 0 only if every case holds
-    aiscale verify 'zero*' ddp-x2 --json
+    aiscale verify 'zero*' ddp-x2 --json        # without names all cases; exit status 0 only if every case holds
 
-Each case is a job as a user would start it (`mpiexec -n 2 python -m aiscale train ...`). After 20 steps its files are
-compared: losses, gradient norms and evaluations from metrics.jsonl, weights from the checkpoint, whatever its format.
-
-Tolerances. In fp64 a different order of summation changes the last of 16 digits: cases that hold differ by at most
-1e-13, so 1e-10 leaves room for nothing else. In fp32 (for libraries that refuse fp64) the serial run differs from
-itself by up to 2.3e-6 when its batch is summed in 2 to 12 parts; the tolerance is 2e-5. The mistakes in tests/faults.py
-cause differences of 1e-3 or more.
+Each case is a job as a user would start it. After 20 steps its losses, gradient norms, evaluations and weights are
+compared. In fp64 cases that hold differ by at most 1e-13. In fp32 the serial run differs from itself by up to 2.3e-6
+when its batch is summed in 2 to 12 parts. The mistakes in tests/faults.py cause differences of 1e-3 or more.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
-"""The reference for cases that send only part of their gradients: one process simulates all ranks in turn.
-
-    metrics, evaluations, weights = simulate(CASES["radius-sparse-simulated"])
-
-Serial computes something else, so these cases are compared with the same method without a process group: Radius with
-`aiscale.parallel.radius.SimulatedRanks`, top-k with its definition, written again on whole tensors.
+"""The reference for cases that send only part of their gradients: one process simulates all ranks in turn, Radius with
+`SimulatedRanks`, top-k with its definition, written again on whole tensors.
 """
 
 from __future__ import annotations

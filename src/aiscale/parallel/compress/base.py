@@ -1,11 +1,8 @@
 """The plain DDP communication hook (method none), and the base class of all compression methods.
 
-    aiscale train --recipe laptop --nproc 4 --set parallel.strategy=ddp --set compression.wire=bf16
-
 DDP calls the hook for each bucket as soon as the backward pass has filled it; the hook sends the bucket and replaces it
 by the mean over ranks. With `compression.overlap=false` one all-reduce after the backward pass sends all buckets, as in
-published Radius. A method overrides what is sent of a bucket (`pack`) and what happens to the mean (`unpack`), or the
-whole `hook`.
+published Radius. A method overrides `pack` and `unpack`, or the whole `hook`.
 
 Shapes: N entries of a bucket, K of them sent.
 """

@@ -1,15 +1,10 @@
-"""PowerSGD with torch's own hook: a gradient matrix is sent as two low-rank factors.
+"""PowerSGD (Vogels et al. 2019) with torch's own hook: a gradient matrix is sent as two low-rank factors.
 
     aiscale train --recipe laptop --nproc 4 --set parallel.strategy=ddp --set compression.method=powersgd
 
-Vogels et al. 2019. A matrix M (n, m) is sent as factors P (n, r) and Q (m, r), M ~ P Q^T, if that is less than half of
-it: (n + m) r x 2 < n m. All other tensors are sent whole. The error of the factors is added to the next gradient.
-
-torch's `powerSGD_hook` does the work. Its callbacks wait for further all-reduces on gloo's two threads, so that two
-buckets deadlock: on gloo, one DDP bucket holds the whole model. The first two steps are always dense: torch needs DDP's
-final buckets first. Errors and factors are not saved: a resumed run begins with two dense steps again.
-
-Shapes: n rows, m columns of a matrix, r = min(n, m, compression.rank).
+The hook's callbacks wait for further all-reduces on gloo's two threads, so that two buckets deadlock: on gloo, one DDP
+bucket holds the whole model. The first two steps are dense: torch needs DDP's final buckets first. Errors and factors
+are not saved: a resumed run begins with two dense steps again.
 """
 
 # No `from __future__ import annotations` here: DDP checks its hook's annotations, which must be types, not strings.

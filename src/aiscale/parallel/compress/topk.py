@@ -1,12 +1,9 @@
-"""Top-k with error feedback, for comparison with Radius.
+"""Top-k with error feedback (Stich et al. 2018; Lin et al. 2018), for comparison with Radius.
 
     aiscale train --recipe laptop --nproc 4 --set parallel.strategy=ddp --set compression.method=top-k
 
-Each rank sends the k = max(floor(density x numel), 1) largest entries of every tensor and keeps the rest for later
-(Stich et al. 2018, "Sparsified SGD with memory"; Lin et al. 2018). Ranks choose different entries, so indices (int32)
-and values are all-gathered, n k of each, and every rank adds them up. Biases are always sent whole.
-
-The messages start in the backward pass, bucket by bucket; the means are filled in after it.
+Each rank sends the k = max(floor(density x numel), 1) largest entries of every tensor and keeps the rest for later.
+Ranks choose different entries, so indices (int32) and values are all-gathered, n k of each. Biases are sent whole.
 
 Shapes: N entries of a tensor, n ranks.
 """

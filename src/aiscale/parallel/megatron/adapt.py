@@ -1,11 +1,4 @@
-"""Run Megatron-Core on a CPU: patch the few places where it assumes CUDA, and undo the patches afterwards.
-
-    with adapted(world.device, double=precision == "fp64"):
-        ...                       # Megatron-Core's own code
-
-Megatron-Core queries `torch.cuda` and creates small tensors with device="cuda". On a CPU, a `TorchFunctionMode`
-redirects those to the CPU and a few functions are replaced, until the context ends, also by an error. On CUDA nothing
-is patched.
+"""Run Megatron-Core on a CPU: inside `adapted`, the few places where it assumes CUDA are redirected.
 
 Megatron-Core does not support fp64: its cross-entropy and its router's softmax cast to fp32. With double=True they do
 not, on any device.

@@ -1,10 +1,7 @@
 """Megatron-Core's process groups, model, data-parallel wrapper and optimizer, set up for a `Run`.
 
-    start_groups(grid); chunks = build_chunks(run, device); optimizer = build_optimizer(run, chunks); ...; end_groups()
-
 The model is GPTModel from the local layer spec, but with our norms (`Norm`): the local spec's norms always have a bias
-and refuse sequence parallelism. Everything must run inside `adapt.adapted`. Importing this module imports
-Megatron-Core, which takes seconds; no other module does so at import time.
+and refuse sequence parallelism. Everything must run inside `adapt.adapted`.
 
 Shapes: B sequences, T tokens, V vocabulary.
 """

@@ -1,11 +1,10 @@
 """Megatron-Core: tp ranks shard matrices, pp stages the layers, dp ranks the batch.
 
-    aiscale train --recipe laptop --nproc 8 --set parallel.strategy=megatron --set parallel.tp=2 --set parallel.pp=2 \
-        --set parallel.distributed_optimizer=true
+    aiscale train --recipe laptop --nproc 8 --set parallel.strategy=megatron --set parallel.tp=2 --set parallel.pp=2
 
 Megatron-Core does all computing and communicating (Shoeybi et al. 2019; Narayanan et al. 2021; Korthikanti et al.
-2022): GPTModel, schedules (none, 1F1B, interleaved), DistributedDataParallel, optimizer. We convert the weights from
-and to `GPT` exactly (`layout`), write the checkpoint files (`shards`), and replace its CUDA calls on a CPU (`adapt`).
+2022). We convert the weights from and to `GPT` exactly (`layout`), write the checkpoint files (`shards`), and replace
+its CUDA calls on a CPU (`adapt`).
 
 Shapes: B sequences, T tokens.
 """

@@ -1,10 +1,5 @@
 """Which part of GPT's weights each Megatron-Core rank holds, under which name and in which order.
 
-    grid = Grid(tp=2, pp=2, virtual=1, dp=2)
-    for name, slot in slots(model, grid, stage=0).items():       # Megatron's names on that stage
-        part = slot.cut(state[slot.source], tp_rank=1)           # GPT's tensor -> the shard of tensor-parallel rank 1
-        slot.paste(part, full, tp_rank=1)                        # and back into the full tensor, in place
-
 Megatron-Core's linear layers order rows differently from ours, because each tensor-parallel rank needs whole heads and
 its gate next to its values:
 

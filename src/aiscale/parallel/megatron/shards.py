@@ -1,10 +1,5 @@
 """Checkpoints of the megatron strategy: each rank writes a file of its shards; any layout can read them.
 
-    write(folder, engine.shards(), ...)      # one file a rank, without what another rank writes
-    saved = Saved(folder)                    # opens the files of all ranks; reads tensors only when asked
-    saved.tensor("blocks.0.attn.qkv.weight", "exp_avg")      # whole, in GPT's order
-    weights(folder)                          # all weights under GPT's names, without a process group
-
 A shard is a range of the flattened tensor of one tensor-parallel rank: with the distributed optimizer (ZeRO-1),
 data-parallel ranks cut masters and moments anywhere, not only between rows.
 """

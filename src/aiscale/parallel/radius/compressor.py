@@ -3,14 +3,10 @@
     aiscale train --recipe laptop --nproc 4 --set parallel.strategy=ddp --set compression.method=radius
 
 After `warmup_steps` dense steps (at least one), each parameter tensor has a mask that selects the fraction `density` of
-its entries. A sparse step averages only those, bucket by bucket during the backward pass; the others are added to a
-residual on each rank. Every `interval`-th step is dense: it sends all gradients plus the residual, and after the
-optimizer's step it chooses a new mask where AdamW's update is largest. Biases are always sent. With bf16 on the wire,
-the rounding error of sent entries also goes to the residual, where a plain bf16 all-reduce loses it. So at density 1,
-fp32 on the wire equals DDP bit for bit, but bf16 only with `residual=none`.
-
-The optimizer is a stock one: unsent entries have a zero gradient in that step, so their moments decay and they still
-move, as in the published runs. Source: Radius's artifact appendix and its authors' public code.
+its entries. A sparse step averages only those; the others are added to a residual on each rank. Every `interval`-th
+step is dense: it sends all gradients plus the residual, and after the optimizer's step it chooses a new mask where
+AdamW's update is largest. Biases are always sent. With bf16 on the wire, the rounding error of sent entries also goes
+to the residual. Source: Radius's artifact appendix and its authors' public code.
 
 Shapes: N entries of a bucket, K of them chosen.
 """

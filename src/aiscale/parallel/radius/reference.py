@@ -1,8 +1,5 @@
 """Radius without a process group: one process simulates all ranks, with the code that real ranks run.
 
-    engine = SimulatedRanks(run, 4)
-    engine.step([share(rank) for rank in range(4)], lr)     # a list of micro-batches for each rank
-
 All ranks share one model and one optimizer; each has its own compressor with a mask (the same on all ranks) and a
 residual. The weights equal those of n real processes up to the order of summation in the collective (tested).
 """
