@@ -1,4 +1,4 @@
-"""What decides whether a document stays: quality rules, words shared with a test set, and MinHash of near duplicates."""
+"""What decides whether a document stays: quality rules, words shared with a test set, MinHash of near duplicates."""
 
 from __future__ import annotations
 

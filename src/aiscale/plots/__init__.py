@@ -1,4 +1,4 @@
-"""Every figure, in one style (`plots.style`): functions take data and return Axes (several panels: an array of them)."""
+"""Every figure, in one style (`plots.style`): functions take data and return Axes (several panels: an array)."""
 
 from aiscale.plots.bars import (
     COLLECTIVE_COLORS,
