@@ -66,12 +66,8 @@ def allocated_bytes(work: Callable[[], object]) -> tuple[list[float], list[int]]
 def step_peak_bytes(
     step: Callable[[], object], tensors: Callable[[], Mapping[str, Iterable[torch.Tensor]]], device: torch.device
 ) -> dict[str, int]:
-    """Peak memory of one optimizer step, by category. `step()` takes the step, `tensors()` is an engine's.
-
-    What lives through the step has its own category. The rest is `within the step`: activations, workspaces, and
-    gradients, because a step first frees the last one's. The sum is the peak: exact on the CPU, the allocator's on a
-    GPU. Call it after a first step, which creates the optimizer states.
-    """
+    """Peak memory of one optimizer step after the first, by category; `tensors()` is an engine's. What lives through
+    the step has its own category; `within the step` are activations, workspaces and gradients."""
     before = held_bytes(tensors())
     lasting = {category: nbytes for category, nbytes in before.items() if category != "gradients"}
     if device.type == "cuda":

@@ -51,11 +51,8 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
 
 
 class ByTensor(torch.optim.Optimizer):
-    """Optimizers whose step depends on a whole tensor at once: a group's `rule` is lars, lamb, muon or adamw.
-
-    A rule takes this rank's weights, gradient and states, and under FSDP only its rows of them; `like`, the parameter
-    itself, then says how to add up or gather the shards.
-    """
+    """Optimizers whose step depends on a whole tensor at once. A rule takes this rank's weights, gradient and states,
+    and under FSDP only its rows of them; `like`, the parameter itself, then says how to add up or gather the shards."""
 
     def __init__(self, groups: list[dict], **options) -> None:
         super().__init__(groups, options)
@@ -170,12 +167,9 @@ def _norm(local: Tensor, like: Tensor) -> Tensor:
 
 
 def lr_at(step: int, total_steps: int, config: OptimizerConfig) -> float:
-    """The learning rate of optimizer step `step`, 0-based.
-
-    Linear warm-up over warmup_steps (step 0 is above 0, step warmup_steps is the first at the peak), then constant, or
-    a half cosine or a line down to min_lr, reached at the last step, or at the last of decay_steps and kept after it;
-    or inverse_sqrt: falling as 1 / sqrt(step), as in Vaswani et al. 2017, but never below min_lr.
-    """
+    """The learning rate of optimizer step `step`, 0-based: linear warm-up over warmup_steps (step warmup_steps is the
+    first at the peak), then constant; or a half cosine or a line down to min_lr at the last step, or the last of
+    decay_steps; or inverse_sqrt: falling as 1 / sqrt(step), as in Vaswani et al. 2017, but never below min_lr."""
     if step < config.warmup_steps:
         return config.lr * (step + 1) / (config.warmup_steps + 1)
     if config.schedule == "constant":

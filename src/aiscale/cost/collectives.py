@@ -76,8 +76,8 @@ def collective_seconds(
     """The predicted time of one collective over `ranks` devices, `per_node` of them on each node (0: as many as fit).
 
     n_bytes is the whole buffer, as in `wire_bytes`. simultaneous_groups: groups like this one that use a node's
-    adapters at the same time; 0: as many as its devices make. Raises ConfigError that names the figure which no source
-    of the machine tells.
+    adapters at the same time; 0: as many as its devices make. Raises ConfigError that names a figure which the machine
+    lacks.
     """
     group = _Group(kind, n_bytes, machine, ranks, per_node, simultaneous_groups)
     if ranks == 1 or n_bytes == 0 or kind == "recv":

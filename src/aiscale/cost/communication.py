@@ -42,17 +42,13 @@ def check_collective(op: str) -> None:
 
 def all_reduce_wire_bytes(nbytes: float, world: int) -> float:
     """2 (n-1)/n S: a reduce-scatter, then an all-gather of the sums. No algorithm between ranks sends less (Patarasuk,
-    Yuan 2009); where switches add up (SHARP, NVLink SHARP), a rank sends S once.
-    """
+    Yuan 2009)."""
     return 2 * nbytes * (world - 1) / world
 
 
 def gloo_reduce_wire_bytes(nbytes: float, world: int) -> float:
-    """Bytes sent by gloo's reduce, the mean over ranks: a reduce-scatter in segments, then a gather to the root.
-
-    In total (n-1) S + (n-1)/n S + (k-2)/k S with k segments a rank, at least 2 and of at most 1 MiB. The last term is
-    empirical: 1.50 S, 2.17 S and 2.34 S for 3, 12 and 24 MiB on 2 ranks.
-    """
+    """Bytes sent by gloo's reduce, the mean over ranks: (n-1) S + (n-1)/n S + (k-2)/k S in all with k segments a rank,
+    at least 2 and of at most 1 MiB; the last term is empirical."""
     if world == 1:
         return 0.0
     k = math.ceil(max(2 * world, math.ceil(nbytes / 2**20)) / world)
@@ -62,12 +58,9 @@ def gloo_reduce_wire_bytes(nbytes: float, world: int) -> float:
 def wire_bytes(op: str, nbytes: float, world: int, algorithm: Algorithm = "ring") -> float:
     """Bytes that one rank sends (the mean, if ranks differ) for a payload of `nbytes`.
 
-    "ring" is the algorithm of NCCL and RCCL for large messages: (n-1)/n S for an all-gather (every rank passes on all
-    chunks but the last one it receives), a reduce-scatter (partial sums of all chunks but its own) and a broadcast or
-    reduce (n-1 ranks receive or send S; gloo's broadcast uses a binomial tree). "gloo" differs in two collectives: its
-    reduce-scatter sends as much as an all-reduce, 2 (n-1)/n S, and its reduce even more (gloo_reduce_wire_bytes).
-    Measured on the loopback of a private network namespace (torch 2.13, 2 to 4 ranks), gloo agrees to 1 % for every
-    collective. Raises ConfigError for an unknown collective.
+    "ring" is the algorithm of NCCL and RCCL for large messages. "gloo" differs in two collectives: its reduce-scatter
+    sends as much as an all-reduce, its reduce even more (measured on the loopback, 2 to 4 ranks: equal to 1 %).
+    Raises ConfigError for an unknown collective.
     """
     check_collective(op)
     fraction = (world - 1) / world
@@ -83,12 +76,9 @@ def wire_bytes(op: str, nbytes: float, world: int, algorithm: Algorithm = "ring"
 
 
 def collective_terms(op: str, nbytes: float, world: int, algorithm: Algorithm = "ring") -> tuple[float, float]:
-    """(sequential messages, bytes through the busiest link): seconds = messages alpha + bytes / bandwidth.
-
-    "ring": 2 (n-1) messages of S/n for all_reduce, n-1 for all_gather and reduce_scatter; n-1 for broadcast and reduce,
-    which pass the buffer on in small pieces, so that S bytes go through a link; n-1 sequential messages of S/n for
-    scatter, gather and all_to_all. "gloo" differs in four collectives: see _gloo_terms.
-    """
+    """(sequential messages, bytes through the busiest link): seconds = messages alpha + bytes / bandwidth. "ring"
+    pipelines broadcast and reduce, so that S bytes go through a link; "gloo" differs in four collectives
+    (`_gloo_terms`)."""
     check_collective(op)
     if world == 1 or op == "recv":
         return 0.0, 0.0

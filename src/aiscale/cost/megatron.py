@@ -238,19 +238,14 @@ def _layer_shapes(model: ModelConfig, tp: int) -> dict[str, Shape]:
 
 
 def megatron_activation_bytes_by_part(run: Run, world_size: int, rank: int = 0) -> dict[str, int]:
-    """Activation bytes of one micro-batch in all of this rank's layers, by part; scores are separate because other
-    attention kernels do not keep them.
-
-    In units of B T D numbers of a layer, with t tensor-parallel ranks (Korthikanti et al. 2022, section 4, count the
-    same in 16-bit bytes, plus dropout's masks, which we do not have):
+    """Activation bytes of one micro-batch in all of this rank's layers, by part; scores are separate because flash
+    attention does not keep them. In units of B T D numbers of a layer, with t tensor-parallel ranks (Korthikanti et al.
+    2022):
 
         inputs of both norms and of qkv and mlp.up    4, over t with sequence parallelism        their 8 bytes
         q, k, v and attention's output                4 / t                                      their 8 / t
         both sides of GELU                            8 / t                                      their 16 / t
         scores, of H T for each D                     1 / t, in 16 bits also the softmax in fp32  their 5 / t
-
-    Megatron-Core's attention without Transformer Engine keeps the scores; flash attention recomputes them (`scores` is
-    then 0), as Korthikanti et al. recommend. `schedules.in_flight` says how many micro-batches a stage holds at once.
     """
     place, model, layout = Place(run, world_size, rank), run.model, run.parallel
     check_countable(model)

@@ -44,11 +44,8 @@ def counter_bytes(optimizer: str, tensors: int) -> int:
 
 
 def optimizer_bytes(optimizer: str, shapes: Mapping[str, Shape], wide: int) -> int:
-    """Bytes of an optimizer's states for these tensors, by name.
-
-    Adafactor keeps of a matrix's second moment one number a row and one a column (Shazeer and Stern 2018); Muon one
-    moment of what it orthogonalizes, without a counter, and AdamW's states of the rest.
-    """
+    """Bytes of an optimizer's states for these tensors, by name: Adafactor keeps of a matrix's second moment one number
+    a row and one a column; Muon one moment of what it orthogonalizes, and AdamW's states of the rest."""
     numbers, counters = 0.0, 0
     for name, shape in shapes.items():
         orthogonalized = optimizer == "muon" and is_orthogonalized(name, len(shape))
@@ -115,15 +112,11 @@ def check_fits(model: ModelConfig, optimizer: str, precision: Precision, memory_
 def activation_bytes_by_part(
     model: ModelConfig, batch: int, seq_len: int, precision: Precision = "fp32"
 ) -> dict[str, int]:
-    """Bytes that the forward pass of `GPT` keeps for the backward pass, by part.
+    """Bytes that the forward pass of `GPT` keeps for the backward pass, by part, counted operation by operation.
 
-    Counted operation by operation: a linear layer keeps its input, a norm its input and one or two statistics of each
-    token, GELU its input, attention q, k, v, its output and one log-sum-exp for each head and token. The T x T scores
-    are never kept (torch's fused attention recomputes them; ours for short sequences in bf16 on a CPU,
-    `model.kernels.causal_attention`, recomputes the log-sum-exp too). The residual stream stays in fp32 under autocast.
-    The loss keeps the gradients of the last hidden state and of the head, not the logits (model.cross_entropy).
-    An RMS norm on a CPU keeps its normed input too. With activation_checkpointing: the blocks' inputs, and one whole
-    block while the backward pass recomputes it.
+    The T x T scores are never kept; by `model.kernels.causal_attention`, for short sequences in bf16 on a CPU, nor is
+    the log-sum-exp. The loss keeps the gradients of the last hidden state and of the head, not the logits. With
+    activation_checkpointing: the blocks' inputs, and one whole block while the backward pass recomputes it.
     """
     check_countable(model)
     D, tokens, L = model.d_model, batch * seq_len, model.n_layer
@@ -193,11 +186,8 @@ def korthikanti_activation_bytes(
     sequence_parallel: bool = False,
     recompute: Literal["none", "selective", "full"] = "none",
 ) -> float:
-    """Bytes of all blocks' activations in 16 bits by Korthikanti et al. 2022 (arXiv:2205.05198), table 2.
-
-    s b h (34 + 5 a s / h) a layer. Unlike `activation_bytes`, it includes the a s^2 scores (5 a s / h) and dropout's
-    masks (2 of the 34), has a 16-bit residual stream, and counts only the blocks.
-    """
+    """Bytes of all blocks' activations in 16 bits by Korthikanti et al. 2022 (arXiv:2205.05198), table 2: s b h (34 + 5
+    a s / h) a layer, with the scores (5 a s / h) and dropout's masks (2 of the 34)."""
     sbh = seq_len * batch * model.d_model
     scores = 5 * model.n_head * seq_len / model.d_model if recompute == "none" else 0.0
     if recompute == "full":

@@ -28,12 +28,8 @@ def as_gpt(model: ModelConfig | HFModelConfig) -> ModelConfig:
 
 
 def layer_parameters(model: ModelConfig) -> dict[str, int]:
-    """Parameters of one block by tensor group: qkv, attention_out, mlp, norms.
-
-    For GPT-2's block (G = H, F = 4 D) the matrices are 3 D^2 + D^2 + 8 D^2 = 12 D^2. A slide of "AI for Science at
-    Scale, part 2" (S. Dash, ORNL) says 11 D^2 a layer but 12 L D^2 in all: its list of weights (W_K, W_Q, W_V, W_1,
-    W_2) omits attention's output projection, one D^2.
-    """
+    """Parameters of one block by tensor group: qkv, attention_out, mlp, norms. For GPT-2's block (G = H, F = 4 D) the
+    matrices are 3 D^2 + D^2 + 8 D^2 = 12 D^2."""
     groups = {"qkv": "attn.qkv.", "attention_out": "attn.out.", "mlp": "mlp.", "norms": ("attn_norm.", "mlp_norm.")}
     shapes = block_shapes(as_gpt(model)).items()
     return {
@@ -175,13 +171,8 @@ def norm_shapes(name: str, model: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def flops_by_part(model: ModelConfig, seq_len: int) -> dict[str, float]:
     """FLOPs of one token, forward and backward, by part: qkv, attention (scores and weighted values), attention_out,
-    mlp, head.
-
-    A weight costs 2 FLOPs per token forward. Attention's q k^T and product with v cost 2 D each for every position,
-    4 T D a layer: all T positions count, the convention for MFU (PaLM; Narayanan et al. 2021 and Megatron-LM's code of
-    that time: 12 L T D with the backward pass). Megatron-LM's present code counts half of them (training.py,
-    num_floating_point_operations), so its TFLOP/s are lower than those of its papers.
-    """
+    mlp, head. Attention counts all T positions, 4 T D a layer and pass, as PaLM and Narayanan et al. 2021;
+    Megatron-LM's present code counts half of them."""
     weights = matmul_parameters(model)
     forward = {
         "qkv": 2 * weights["qkv"],

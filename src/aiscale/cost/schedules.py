@@ -34,11 +34,8 @@ def stage_ranks(pp: int, virtual_stages: int = 1) -> list[int]:
 
 
 def bubble(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int = 1) -> float:
-    """A rank's idle time over its busy time, if all pieces take equally long and messages take no time.
-
-    Zero-bubble, with a forward pass as long as each half of the backward pass: (p - 1) / (3 m), a third of 1F1B's
-    (ZB-H1). With fewer micro-batches than p there is not enough to fill the gaps with, and the simulation answers.
-    """
+    """A rank's idle time over its busy time, if all pieces take equally long and messages take no time. Zero-bubble,
+    with a forward pass as long as each half of the backward pass: (p - 1) / (3 m) (ZB-H1, Qi et al. 2023)."""
     _check(schedule, pp, n_micro, virtual_stages)
     if schedule == "zero-bubble":
         if n_micro < pp:
@@ -78,11 +75,8 @@ def pipeline_timeline(
     *,
     message_s: float = 0.0,
 ) -> list[Event]:
-    """Simulate a step: every rank works in the order of the schedule, as soon as its inputs have arrived.
-
-    forward_s, backward_s: time of one micro-batch in all pieces of one rank, or of each rank; zero-bubble's halves take
-    half of backward_s each. Events are named as in event_name.
-    """
+    """Simulate a step: every rank works in the order of the schedule, as soon as its inputs have arrived. forward_s and
+    backward_s: of one micro-batch in all pieces of one rank, or of each rank; zero-bubble's halves take half each."""
     orders = schedule_order(schedule, pp, n_micro, virtual_stages)
     ranks = stage_ranks(pp, virtual_stages)
     halves = 2 if schedule == "zero-bubble" else 1

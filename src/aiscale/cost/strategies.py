@@ -47,12 +47,8 @@ def held_bytes(run: Run, world_size: int, rank: int = 0) -> Held:
 
 
 def step_bytes(run: Run, world_size: int, rank: int = 0) -> Held:
-    """held_bytes of `rank` with its activations, of all micro-batches in flight on its stages, and the logits.
-
-    Megatron keeps the logits of one micro-batch on the last stage; our own models recompute them. Not counted: T x T
-    scores (flash attention), gathered weights (FSDP, ZeRO-3), weight casts, buffers, and what belongs
-    to no tensor of the model (the device's context, the allocator's gaps).
-    """
+    """held_bytes of `rank` with its activations, of all micro-batches in flight on its stages, and the logits (which
+    our own models recompute). Not counted: T x T scores, gathered weights, weight casts, buffers."""
     state, layout = held_bytes(run, world_size, rank), run.parallel
     n_micro, size = run.loop.micro_batches(layout.data_parallel(world_size))
     if layout.strategy == "megatron":

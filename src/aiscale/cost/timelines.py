@@ -44,13 +44,10 @@ def ddp_timeline(
 
 
 def prefetch_timeline(n_blocks: int, gather_s: float, block_s: float, ahead: int) -> list[Event]:
-    """Events of an FSDP step's forward pass.
+    """Events of an FSDP step's forward pass: the root unit, then blocks 0 to n - 1.
 
-    The root unit (gathered in gather_s, no computation), then blocks 0 to n - 1. Collectives run one at a time, in the
-    order of their requests. A block computes when it is gathered and the block before it is done; it is requested when
-    the block `ahead` places before it starts to compute, or, with 0, when the block before it is done. L blocks,
-    gathered in g seconds and computed in c, take L (g + c) without prefetch, and L max(g, c) plus a start and an end
-    with it.
+    Collectives run one at a time, in the order of their requests. A block is requested when the block `ahead` places
+    before it starts to compute, or, with 0, when the block before it is done.
     """
     events: list[Event] = []
     gathered: dict[int, float] = {}

@@ -46,11 +46,8 @@ class Corpus:
 
 
 def open_corpus(data: DataConfig, *, tokenizer: Tokenizer | None = None) -> Corpus:
-    """The corpus of `data`, tokenized if it is not in the cache; raises ConfigError with one line.
-
-    A folder made by `aiscale data prepare` is mapped with its own tokenizer, and refused if that is not `tokenizer` or
-    not of the kind `data.tokenizer`.
-    """
+    """The corpus of `data`, tokenized if it is not in the cache; raises ConfigError with one line, also for a prepared
+    folder whose tokenizer is not `tokenizer` or not of the kind `data.tokenizer`."""
     folder = Path(data.corpus).expanduser()
     if is_corpus(folder):
         tokens, manifest, tokenizer = read_corpus(folder, tokenizer)
@@ -224,10 +221,7 @@ _ASCII = {"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "--
 @cache
 def embedded_text() -> str:
     """CPython's documentation topics, sorted by name, as ASCII prose, about 350 kB; depends only on Python's version.
-
-    Removed: the underlining of headings, grammar productions, and repeated paragraphs (many topics include others, and
-    repetitions at the end would leak into validation).
-    """
+    Many topics include others: repeated paragraphs are left out, since they would leak into validation."""
     try:
         topics = importlib.import_module("pydoc_data.topics").topics
     except ImportError:

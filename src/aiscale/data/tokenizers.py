@@ -195,11 +195,8 @@ def _learn_bpe(pieces: Iterable[str], vocab_size: int) -> BPETokenizer:
 
 
 def regroup(pieces: Iterable[str], size: int) -> Iterator[str]:
-    """The same text in blocks of about `size` characters.
-
-    A block ends before the last white space that text follows: no tokenizer here has a token across that position, so
-    the blocks have the same tokens as the whole text. (Text without white space is cut anywhere.)
-    """
+    """The same text in blocks of about `size` characters, which end before the last white space that text follows: no
+    tokenizer here has a token across that position."""
     buffer: list[str] = []
     length = 0
     for piece in pieces:

@@ -93,11 +93,8 @@ def _from_shape(kind: type, config: HFModelConfig):
 
 
 class HFModel(nn.Module):
-    """A language model of transformers that takes (tokens, targets) and returns the loss, as GPT does.
-
-    The model's submodules are registered here instead of the model itself, so that parameter names are those of
-    transformers.
-    """
+    """A language model of transformers that takes (tokens, targets) and returns the loss, as GPT does. Parameter names
+    are those of transformers, because the model's submodules are registered here instead of the model itself."""
 
     def __init__(self, config: HFModelConfig, *, weights: bool = True) -> None:
         super().__init__()

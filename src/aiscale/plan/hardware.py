@@ -40,10 +40,8 @@ class Platform:
 
 @lru_cache(maxsize=256)
 def platform(name: str, *, gpus_per_node: int = 8, node_gbit_s: float | None = None) -> Platform:
-    """A node of `gpus_per_node` of these accelerators with that network, in adapters of 100 Gb/s or more; the name may
-    be as tables print it ("A100-80GB-SXM"). Links in the node are those of a catalogued node like it, or the device's.
-    Without a network, or with 0, it has 400 Gb/s. Raises ConfigError.
-    """
+    """A node of `gpus_per_node` of these accelerators with that network (400 Gb/s without one), in adapters of 100 Gb/s
+    or more; the name may be as tables print it ("A100-80GB-SXM"). Raises ConfigError."""
     if node_gbit_s is not None and not 0 <= node_gbit_s < math.inf:
         raise ConfigError(f"the network of a node is {node_gbit_s:g} Gb/s: it must be at least 0, and finite")
     device = find_accelerator(name)

@@ -36,11 +36,8 @@ PART_COLORS = {
 def memory_bars(
     predicted: Bytes, measured: Bytes | None = None, *, capacity_bytes: float | None = None, ax: Axes | None = None
 ) -> Axes:
-    """Bytes by category, stacked; a bar for each configuration, and ticks for the prediction.
-
-    Both are {configuration: {category: bytes}}, with the categories of style.MEMORY_COLORS, whose colours are the same
-    in every figure. capacity_bytes draws the device's memory as a line.
-    """
+    """Bytes by category, stacked; a bar for each configuration, and ticks for the prediction. Both: {configuration:
+    {category: bytes}}. capacity_bytes draws the device's memory as a line."""
     groups = _groups(predicted, measured)
     totals = [sum(parts.values()) for group in groups.values() for parts in group.values()]
     unit_bytes, unit = style.memory_unit(max(totals))
@@ -59,10 +56,8 @@ def memory_bars(
 def traffic_bars(
     predicted: Bytes, measured: Bytes | None = None, *, unit_bytes: float = 2**20, unit: str = "MiB"
 ) -> Axes:
-    """Bytes by collective, stacked; a bar for each configuration, and ticks for the prediction.
-
-    Both are {configuration: {collective: bytes}}. The axis counts in `unit_bytes`, called `unit`.
-    """
+    """Bytes by collective, stacked, {configuration: {collective: bytes}}, and ticks for the prediction. The axis counts
+    in `unit_bytes`, called `unit`."""
     ax = _stacked(_groups(predicted, measured), COLLECTIVE_COLORS, unit_bytes)
     ax.set_xlim(0, 1.13 * ax.dataLim.x1)
     ax.set_xlabel(f"sent by a rank in one step ({unit})")
@@ -82,10 +77,8 @@ def _rows(groups: Mapping[str, Mapping[str, object]]) -> tuple[list[str], list[t
 def _stacked(
     groups: Mapping[str, Bytes], palette: Mapping[str, str], unit_bytes: float, ax: Axes | None = None
 ) -> Axes:
-    """A bar for each configuration, its parts in the order of `palette` and its total at the end.
-
-    Where a prediction and a measurement are there, the bar is measured, and a tick stands where each part should end.
-    """
+    """A bar for each configuration, its parts in the order of `palette` and its total at the end; over a measured bar a
+    tick where each part was predicted to end."""
     labels, rows = _rows(groups)
     ax = style.new_axes(ax, 7.5, 0.95 + 0.45 * len(labels))
     nonzero = dict.fromkeys(part for label, kind in rows for part, nbytes in groups[kind][label].items() if nbytes)
@@ -126,10 +119,8 @@ def published_vs_measured(
     source: str = "",
     log: bool | None = None,
 ) -> Axes:
-    """Published values beside measured ones, one group of bars per label, with the value at the bar's end.
-
-    Each: {label: value}, in the unit of xlabel. log: a logarithmic axis; the default if values span a factor of 30.
-    """
+    """Published values beside measured ones, {label: value} in the unit of xlabel, one group of bars per label. log: a
+    logarithmic axis; the default if values span a factor of 30."""
     groups = {kind: group for kind, group in {"published": published, "measured": measured}.items() if group}
     labels, rows = _rows(groups)
     values = [value for group in groups.values() for value in group.values()]

@@ -20,11 +20,8 @@ WRONG = "#B3261E"
 
 
 def collective(op: str, before: Grid, after: Grid, *, ax: Axes | None = None) -> Axes:
-    """What a collective does: every rank's chunks before and after, one row per rank; colours follow the data.
-
-    before, after: [rank][chunk] numbers, strings, or None for a chunk that a rank does not hold. A chunk
-    has the colour of the rank that it comes from; a sum has the colours of all.
-    """
+    """What a collective does: every rank's chunks before and after ([rank][chunk] numbers, strings, None), one row per
+    rank. A chunk has the colour of the rank that it comes from; a sum has the colours of all."""
     widths = max(map(len, before)), max(map(len, after))
     gap = 2.7
     n = len(before)
@@ -143,12 +140,8 @@ def latency_bandwidth(
     *,
     world: int,
 ) -> np.ndarray:
-    """Seconds (left) and bandwidth (right) of collectives over message size; returns both Axes.
-
-    points: {collective: (nbytes, seconds)} measured on `world` ranks; fits: {collective: cost.AlphaBeta}, drawn dashed
-    as the prediction. Bandwidth is what each rank sends (cost.wire_bytes) per second, so that all collectives on one
-    link approach the same number.
-    """
+    """Seconds (left) and bandwidth (right) of collectives over message size; returns both Axes. points: {collective:
+    (nbytes, seconds)} measured on `world` ranks; fits, drawn dashed. Bandwidth is what each rank sends per second."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3.9), layout="constrained")
     fits = fits or {}
     colors = style.series_colors(points)

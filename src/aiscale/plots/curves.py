@@ -21,10 +21,8 @@ def xy(series: Series) -> tuple[np.ndarray, np.ndarray]:
 
 
 def loss_curves(runs: Mapping[str, Series]) -> Axes:
-    """Loss in nats a token over optimizer steps, {label: losses or [(step, loss)]}.
-
-    Curves that coincide all stay visible: each is drawn narrower than the one below it.
-    """
+    """Loss in nats a token over optimizer steps, {label: losses or [(step, loss)]}; each curve is drawn narrower than
+    the one below it, so that those that coincide stay visible."""
     ax = style.new_axes(None)
     colors = style.series_colors(runs)
     many = max(1, len(runs) - 1)

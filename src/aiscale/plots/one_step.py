@@ -16,12 +16,9 @@ Events = Iterable[Event | tuple]  #: (rank, name, start_s, end_s, kind)
 def timeline(
     events: Events = (), predicted: Events = (), *, names: bool = True, until_s: float = 0.0, ax: Axes | None = None
 ) -> Axes:
-    """A Gantt chart of (rank, name, start_s, end_s, kind) events, kinds coloured as style.EVENT_COLORS.
-
-    Each rank has a row for computation and below it one for communication, so that overlap is visible. predicted events
-    are drawn pale, in rows below. names: write a bar's name into it where it fits. until_s: the time axis reaches at
-    least to here, so that two figures have the same.
-    """
+    """A Gantt chart of (rank, name, start_s, end_s, kind) events, kinds coloured as style.EVENT_COLORS: each rank has a
+    row for computation and below it one for communication. predicted events are pale, in rows below. names: write a
+    bar's name into it where it fits. until_s: the time axis reaches at least to here."""
     groups, rows = _groups(events, predicted)
     ax = style.new_axes(ax, 7.5, 0.9 + 0.62 * len(rows))
     end = max(until_s, *(event.end_s for _, group in groups for event in group))
@@ -42,12 +39,9 @@ def timeline(
 
 
 def pipeline(events: Events = (), predicted: Events = (), *, ax: Axes | None = None) -> Axes:
-    """Pipeline schedules: one row per rank, one box per piece of work; the gaps between boxes are the bubble.
-
-    A name is the micro-batch, "3", or with several model chunks on a rank the micro-batch and the chunk, "3.1": then
-    each chunk has its own lane, the first one on top. predicted events beside measured ones are a pale strip below the
-    boxes of their lane, so that what is late is seen as a shift.
-    """
+    """Pipeline schedules: one row per rank, one box per piece of work; the gaps between boxes are the bubble. A name is
+    the micro-batch, "3", or with several chunks on a rank also the chunk, "3.1", which has its own lane. predicted
+    events beside measured ones are a pale strip below the boxes."""
     groups, _ = _groups(events, predicted)
     rows = [("measured", rank) for rank in sorted({event.rank for _, group in groups for event in group})]
     lanes = 1 + max(_piece(event) for _, group in groups for event in group)

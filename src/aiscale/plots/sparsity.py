@@ -59,10 +59,8 @@ Spread = tuple[float, float, float, float]  # x, then mean, lowest and highest o
 
 
 def perplexity_trend(runs: Mapping[str, Sequence[Spread]], *, ax: Axes | None = None) -> Axes:
-    """Perplexity increase over the length of training, {label: [(steps, mean, low, high) in percent]}.
-
-    Labels are offset sideways, so that their error bars do not overlap.
-    """
+    """Perplexity increase over the length of training, {label: [(steps, mean, low, high) in percent]}; labels are
+    offset sideways, so that their error bars do not overlap."""
     beside = [1.035 ** (i - (len(runs) - 1) / 2) for i in range(len(runs))]
     shifted = {
         label: [(steps * shift, *spread) for steps, *spread in points]

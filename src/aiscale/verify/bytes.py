@@ -138,10 +138,8 @@ BYTE_CASES = (
 
 
 def compare(plan: Iterable[tuple[ByteCase, int]]) -> list[dict[str, str | int]]:
-    """Rows {case, world_size, rank, kind (payload or held), what, predicted, measured} of cases at world sizes.
-
-    One process imports each library; ranks are forked from it, a new set for each world size.
-    """
+    """Rows {case, world_size, rank, kind (payload or held), what, predicted, measured} of cases at world sizes. One
+    process imports each library; ranks are forked from it."""
     libraries: dict[str, dict[int, list[str]]] = {}
     for case, world_size in plan:
         libraries.setdefault(case.library, {}).setdefault(world_size, []).append(case.name)

@@ -133,11 +133,8 @@ class Compressor:
         self._raise_faults()
 
     def share(self, packed: Tensor) -> Tensor:
-        """This rank's share of the mean, in the wire's precision; overwrites `packed`.
-
-        Dividing before the sum keeps it inside bf16's range. DDP multiplies by 1 / n, which for 3 ranks differs from a
-        division in the last bit, so we multiply too.
-        """
+        """This rank's share of the mean, in the wire's precision; overwrites `packed`. Dividing first keeps the sum
+        inside bf16's range; multiplying by 1 / n is what DDP does."""
         return self.to_wire(packed.mul_(1 / self.world.size))
 
     def arriving(self, packed: Tensor) -> Tensor:
@@ -155,11 +152,8 @@ class Compressor:
         return done
 
     def check_finite(self, parameters: list[nn.Parameter], gradients: list[Tensor]) -> None:
-        """Record the norm of this rank's gradients before a mean or a residual includes them.
-
-        after_backward checks once whether they are finite: a check here would synchronize the GPU. Method none skips
-        this: it has no residual that a NaN could stay in, and the engine checks the mean.
-        """
+        """Record the norm of this rank's gradients before a mean or a residual includes them; after_backward checks
+        once whether they are finite. Method none has no residual that a NaN could stay in."""
         if self.config.method != "none":
             self._norms.append((parameters, torch.stack(torch._foreach_norm(gradients))))
 

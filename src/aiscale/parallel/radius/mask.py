@@ -21,11 +21,9 @@ from aiscale.cost.compression import kept_entries
 
 
 def scores(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> Tensor:
-    """The score of each entry of `parameter`, (N,), right after the optimizer's step.
-
-    It is the magnitude of AdamW's direction m / (1 - beta1^t) over sqrt(v / (1 - beta2^t)) + eps, without weight decay;
-    with SGD that of the momentum, or of the gradient just averaged.
-    """
+    """The score of each entry of `parameter`, (N,), right after the optimizer's step: the magnitude of AdamW's
+    direction m / (1 - beta1^t) over sqrt(v / (1 - beta2^t)) + eps; with SGD that of the momentum, or of the gradient
+    just averaged."""
     state = optimizer.state[parameter]
     if "exp_avg_sq" in state:
         group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
@@ -37,19 +35,13 @@ def scores(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> Tensor:
 
 
 def choose(scored: Mapping[str, Tensor], *, density: float, reach: int) -> dict[str, Tensor]:
-    """{name: scores (N,)} -> {name: mask (N,)}: the k largest of each tensor.
-
-    Each also selects its neighbours up to the distance `reach` (r of Radius) within its tensor.
-    """
+    """{name: scores (N,)} -> {name: mask (N,)}: the k largest of each tensor, and their neighbours up to `reach`."""
     return {name: widened(largest(values, density), reach) for name, values in scored.items()}
 
 
 def largest(values: Tensor, density: float) -> Tensor:
-    """The mask (N,) of the k = max(floor(density N), 1) largest values; of equal ones the first.
-
-    torch.topk does not define which of equal values it takes, and many are equal: all zeros in the embedding's rows of
-    tokens that did not occur.
-    """
+    """The mask (N,) of the k = max(floor(density N), 1) largest values; of equal ones the first, which torch.topk does
+    not promise, and many are 0 in the embedding."""
     n = values.numel()
     k = kept_entries(density, n)
     smallest = values.kthvalue(n - k + 1).values
@@ -91,11 +83,8 @@ def disagreeing(digests: list[str]) -> list[int]:
 
 
 class ByParameter:
-    """One flat tensor for each parameter; those of one `together` call are adjacent in memory.
-
-    State must not belong to a bucket: after the first backward pass (also of a resumed run) DDP rebuilds its buckets in
-    the order in which gradients appeared. The tensors are then moved.
-    """
+    """One flat tensor for each parameter; those of one `together` call are adjacent in memory. State must not belong to
+    a bucket: after the first backward pass DDP rebuilds its buckets."""
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], fill: float | bool, dtype: torch.dtype | None = None
