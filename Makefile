@@ -18,6 +18,7 @@ help:  ## show this list
 	@echo 'DECKS="03 radius"       slides: only these decks                       soak, lab'
 	@echo 'WHEELS=yes              class: also what a seat installs'
 	@echo 'PYTHON=python3.12       the interpreter of .venv            TORCH=cpu   cuda or rocm: that build of torch; a version;'
+	@echo 'STUDY=grid              study: this one instead of laptop'
 	@echo 'MPI=site                no mpich, the site has an MPI                   site, the one that a module has loaded'
 
 lab:  ## start here: install what the lessons need, and open notebook 00 in JupyterLab
@@ -81,11 +82,11 @@ test-all: test test-more  ## run both (an hour)
 soak: setup  ## disturb jobs over and over, and see whether anything gets lost
 	@$(WITH_PATH) PYTHONPATH=tests:launchers $(BIN)/python -m soak $(ARGS)
 
-study: setup  ## run the laptop study twice (an hour, alone on the machine) and store it for lesson 10; resumes
+study: setup  ## run the study twice (an hour, alone on the machine) and store it for lesson 10 or, grid, A3; resumes
 	@for run in 1 2; do $(BIN)/aiscale study $(STUDY) --out runs/$(STUDY)-$$run || exit; done
 	@$(BIN)/aiscale study --compare runs/$(STUDY)-1 runs/$(STUDY)-2
 	@$(BIN)/aiscale study --compare runs/$(STUDY)-1 runs/$(STUDY)-2 --json > runs/$(STUDY).json
-	@mv runs/$(STUDY).json src/aiscale/published/measured/study.json
+	@mv runs/$(STUDY).json src/aiscale/published/measured/$(STUDY:laptop=study).json
 
 setup:  ## install everything that is missing into .venv
 	@scripts/setup.sh

@@ -47,6 +47,8 @@ def test_recipes_and_formulas_need_neither_torch_nor_numpy():
         ("gpt2-medium", gpt2_count(24, 1024, 50257, 1024)),
         ("gpt2-large", gpt2_count(36, 1280, 50257, 1024)),
         ("gpt2-xl", gpt2_count(48, 1600, 50257, 1024)),
+        ("gpt2-xxl", gpt2_count(60, 1920, 50257, 1024)),
+        ("gpt2-xxxl", gpt2_count(96, 2400, 50257, 1024)),
         ("radius-355m", gpt2_count(24, 1024, 50304, 1024)),
         ("radius-2b", gpt2_count(24, 2560, 50304, 1024)),
         ("radius-tiny", gpt2_count(2, 64, 256, 0)),

@@ -37,7 +37,7 @@ def test_a_study_that_makes_no_sense_is_refused_in_one_line(tree, message):
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("name", ["laptop", "node", "quick"])
+@pytest.mark.parametrize("name", ["grid", "grid-node", "laptop", "node", "quick"])
 def test_every_row_of_the_kits_studies_is_a_setting_that_its_strategy_takes(name):
     study = read_study(name)  # which checks what holds for every strategy
     for run in map(run_of, study.cells):

@@ -1,4 +1,4 @@
-"""Recipes of GPT-2's four sizes."""
+"""Recipes of GPT-2's four sizes, and two larger ones of a report."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ GPT2_SHAPES = {  #: layers, heads, width: Radford et al. 2019, table 2; the head
     "gpt2-medium": (24, 16, 1024),
     "gpt2-large": (36, 20, 1280),
     "gpt2-xl": (48, 25, 1600),
+    "gpt2-xxl": (60, 30, 1920),  # these two assumed: published/papers/turing_table5_peak_memory.csv
+    "gpt2-xxxl": (96, 30, 2400),
 }
 
 
@@ -58,3 +60,21 @@ def gpt2_large() -> Run:
 def gpt2_xl() -> Run:
     """GPT-2 with 1.6B parameters; sources as for gpt2. OLCF's DDP example is this size."""
     return _gpt2("gpt2-xl", 2e-4)
+
+
+@register("gpt2-xxl")
+def gpt2_xxl() -> Run:
+    """GPT-2 with 2.8B parameters, a shape that is assumed.
+
+    Turing Technical Report 3 says 2.7B parameters without embeddings, and no shape; the rest as gpt2-xl.
+    """
+    return _gpt2("gpt2-xxl", 2e-4)
+
+
+@register("gpt2-xxxl")
+def gpt2_xxxl() -> Run:
+    """GPT-2 with 6.8B parameters, a shape that is assumed.
+
+    Turing Technical Report 3 says 6.6B parameters without embeddings, and no shape; the rest as gpt2-xl.
+    """
+    return _gpt2("gpt2-xxxl", 2e-4)

@@ -30,6 +30,7 @@ STRATEGIES = {
     "fsdp": {"strategy": "fsdp"},
     "tp": {"strategy": "megatron", "tp": "ranks"},
     "pp": {"strategy": "pipeline", "pp": "ranks", "schedule": "gpipe"},
+    "3d": {"strategy": "megatron", "tp": 2, "pp": "1 or 2"},  # dp: what is left
 }
 #: axis -> its value in a base that leaves it out
 AXES = {
@@ -96,7 +97,8 @@ def run_of(cell: Cell) -> Run:
     """The run that a cell trains. Raises ConfigError if its settings contradict each other."""
     size, ranks, strategy = cell["size"], cell["ranks"], cell["strategy"]
     overrides = {key: value for key, value in cell.items() if "." in key}
-    own = {f"parallel.{key}": ranks if value == "ranks" else value for key, value in STRATEGIES[strategy].items()}
+    sizes = {"ranks": ranks, "1 or 2": 1 if ranks % 4 else 2}
+    own = {f"parallel.{key}": sizes.get(value, value) for key, value in STRATEGIES[strategy].items()}
     own |= {"loop.precision": cell["precision"], "loop.micro_batch": cell["micro"], "loop.compile": cell["compile"]}
     own |= {"loop.global_batch": cell["batch"] * (1 if strategy in ("tp", "pp") else ranks)}
     if size in RECIPES:

@@ -63,7 +63,8 @@ def side_by_side(first: Sequence[dict], second: Sequence[dict]) -> list[dict]:
         if "ratio" in a and "ratio" in b:
             times = {"median": b["epoch_s"]["median"] / a["epoch_s"]["median"]}
             near = abs(b["ratio"]["median"] / a["ratio"]["median"] - 1) <= 0.1
-            entries.append({"cell": cell, "ratio": (a["ratio"], b["ratio"]), "within_10_pct": near, "times": times})
+            both = {key: (a[key], b[key]) for key in ("ratio", "epoch_s", "peak_bytes")}
+            entries.append({"cell": cell, **both, "within_10_pct": near, "times": times})
     return entries
 
 

@@ -157,7 +157,7 @@ def _two(number: float) -> str:
 #: work -> (how to start it, what that does), beside `aiscale submit`
 _CALLS = {
     "scaling": ("sbatch -N 16 scaling.sbatch", "on 1, 2, 4, 8 and 16 nodes; results in RUNS/scaling-JOBID.jsonl"),
-    "study": ("sbatch study.sbatch mine.toml", "your own; the same command resumes RUNS/study-mine"),
+    "study": ("sbatch study.sbatch grid-node", "sizes x strategies; or your own file; both resume"),
     "notebook": ("sbatch notebook.sbatch 07 -p n_steps=20", "what follows the name is for `aiscale notebooks`"),
     "your_own": ("sbatch your_own.sbatch train.py --epochs 3", "nothing of this kit is needed"),
     "engines": ('cluster.start({ranks}, engines="slurm")', "in a notebook submits this; by hand it ends at once"),
