@@ -1,6 +1,6 @@
 """Trains with DDP on data that is slow to read, and writes a trace of two steps for https://ui.perfetto.dev.
 
-    torchrun --nproc-per-node=2 train_profiled.py --workers 2 --traces traces
+    torchrun --nproc-per-node=4 train_profiled.py --steps 20
 
 Start it again with more steps: it goes on from its checkpoint.
 """
@@ -18,7 +18,7 @@ from checkpoint import load, save
 from model import GPT, TEXT, loss_of, read_windows
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile, schedule
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
 # torchrun and Slurm tell each process who it is; a process alone is rank 0 of 1.
 rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -28,24 +28,18 @@ if torch.cuda.is_available():  # the n-th rank of a node has its n-th GPU, or th
     torch.cuda.set_device(device)
 
 
-class Slow(Dataset):
-    """The windows, as from a busy file system."""
-
-    def __init__(self, windows):
-        self.windows = windows
-
-    def __len__(self):
-        return len(self.windows)
-
-    def __getitem__(self, i):
-        time.sleep(0.02)
-        return self.windows[i]
+def slow(samples):
+    """Makes a batch of samples, as if a busy file system took 20 ms for each."""
+    time.sleep(0.02 * len(samples))
+    return torch.stack(samples)
 
 
 def batches(windows, steps, size, workers):
     """Each step and this rank's share of its batch. Each epoch has an order of its own."""
     sampler = DistributedSampler(windows, drop_last=True)  # deals that order out among the ranks
-    loader = DataLoader(windows, size // world_size, sampler=sampler, drop_last=True, num_workers=workers)
+    loader = DataLoader(
+        windows, size // world_size, sampler=sampler, drop_last=True, num_workers=workers, collate_fn=slow
+    )
     for step in steps:
         epoch, place = divmod(step, len(loader))
         if place == 0 or step == steps[0]:
@@ -62,9 +56,9 @@ def main(args):
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     first = load(args.save, model, optimizer)
     model = DistributedDataParallel(model)
-    windows = Slow(read_windows(args.text))
-    os.makedirs(args.traces, exist_ok=True)
-    trace = f"{args.traces}/workers{args.workers}_rank{rank}.json"
+    windows = read_windows(args.text)
+    os.makedirs("traces", exist_ok=True)
+    trace = f"traces/workers{args.workers}_rank{rank}.json"
     # Four steps to settle, one to warm the profiler up, two to record: nobody reads a long trace.
     plan = schedule(wait=4, warmup=1, active=2)
     profiler = profile(schedule=plan, on_trace_ready=lambda profiler: profiler.export_chrome_trace(trace))
@@ -103,5 +97,4 @@ if __name__ == "__main__":
     parser.add_argument("--save", default="checkpoint", help="training goes on from it")
     parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
     parser.add_argument("--workers", type=int, default=0, help="processes that read ahead, for each rank")
-    parser.add_argument("--traces", default="traces", help="the folder to write to")
     main(parser.parse_args())
