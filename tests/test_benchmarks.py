@@ -17,6 +17,7 @@ from aiscale.model import GPT, kernels
 from ranks import processes_with, script, wait_until
 
 common, model, gpu, radius, radius_sweep = map(script, ("common", "model", "gpu", "radius", "radius_sweep"))
+largest = script("largest")
 TINY = model.Size(n_layer=2, d_model=64, vocab_size=172, batch=2, seq_len=64)
 
 
@@ -186,3 +187,27 @@ def test_a_killed_pair_resumes_and_its_masks_last_longer_than_chance(tmp_path):
     assert [len(row["runs"]) for row in result["compare"]] == [2, 2] and len(result["tasks"]) == 4
     assert all(result["mask_kept_by_chance"] < kept <= 1 for _, kept in result["mask_kept"])
     assert [step for step, _ in result["mask_kept"]] == list(range(8, 40, 4))
+
+
+# The largest model ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("guess", [0, 1, 6, 7, 8, 50])
+@pytest.mark.parametrize("limit", [0, 1, 7])
+def test_the_deepest_model_is_found_from_any_guess(guess, limit):
+    tried = []
+    assert largest.deepest(lambda layers: tried.append(layers) or layers <= limit, guess) == limit
+    assert len(tried) == len(set(tried)) and min(tried) > 0
+
+
+@pytest.mark.extended
+def test_sharding_everything_trains_the_largest_model_and_so_does_fsdp(tmp_path):
+    """The report's ZeRO-3 alone reached gpt2-xxxl; here FSDP, which frees each block's weights, goes as far or nearly.
+    Where it keeps them, less fits."""
+    command = [sys.executable, largest.__file__, tmp_path / "out.json", "--width", "128", "--mib", "12"]
+    subprocess.run([*command, "--strategies", "ddp", "zero3", "fsdp", "fsdp-kept"], check=True, timeout=600)
+    rows = {row["strategy"]: row for row in json.loads((tmp_path / "out.json").read_text())["rows"]}
+    layers = {name: row["layers"] for name, row in rows.items()}
+    assert layers["zero3"] >= 2 * layers["ddp"] > 0 and layers["fsdp"] > layers["fsdp-kept"] > layers["ddp"]
+    assert all(row["peak_bytes"] <= 12 * 2**20 for row in rows.values())
+    assert all(max(map(int, row["tried_peak_bytes"])) > row["layers"] for row in rows.values()), "one more does not fit"

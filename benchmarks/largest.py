@@ -1,0 +1,86 @@
+"""The deepest GPT that trains within a limit of memory per rank, for each strategy; only the depth changes.
+
+    python benchmarks/largest.py OUT.json [--ranks 4] [--width 256] [--mib 96] [--strategies ddp zero3 ...]
+
+Turing Technical Report 3 asked this of A100s with 40 GB. A model fits if the measured peak of a step on each rank
+(`meter.step_peak_bytes`) is at most the limit, which nothing enforces: no rank runs out of memory here. The search
+starts where `cost` predicts the limit, and halves what is left. fsdp-kept does not free gathered weights after the
+forward pass, so at its end a rank holds the whole model, as it does where FSDP wraps the model as one unit.
+"""
+
+import argparse
+import json
+import math
+import os
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from common import machine_facts
+
+from aiscale import cost
+from aiscale.config import write_whole
+from aiscale.study.engine import attempt
+from aiscale.study.grid import AXES, Cell, run_of, study_of
+
+KEPT = {"strategy": "fsdp", "parallel.reshard_after_forward": False}
+STRATEGIES = {name: {"strategy": name} for name in ("ddp", "zero1", "zero2", "zero3", "fsdp")} | {"fsdp-kept": KEPT}
+
+
+def deepest(fits: Callable[[int], bool], guess: int) -> int:
+    """The largest number of layers that fits, 0 if none does; `guess` is tried first."""
+    low, high, layers, stride = 0, math.inf, max(1, guess), 1
+    while high - low > 1:
+        low, high = (layers, high) if fits(layers) else (low, layers)
+        if high == math.inf:
+            layers = low + stride
+        else:
+            layers = (low + high) // 2 if low else max(1, high - stride)
+        stride *= 2
+    return low
+
+
+def predicted_bytes(cell: Cell) -> int:
+    return max(sum(cost.step_bytes(run_of(cell), cell["ranks"], rank).values()) for rank in range(cell["ranks"]))
+
+
+def search(strategy: str, ranks: int, width: int, limit: int) -> dict:
+    """The row of a strategy."""
+
+    def cell(layers: int) -> Cell:
+        return AXES | {"size": f"{layers}x{width}", "batch": 1, "data_kib": 1, "ranks": ranks, **STRATEGIES[strategy]}
+
+    def fits(layers: int) -> bool:
+        with TemporaryDirectory() as scratch:
+            found = attempt(study_of({"name": "largest", "base": cell(layers)}), cell(layers), Path(scratch))
+        if "peak_bytes" not in found:
+            raise SystemExit(f"{strategy}, {layers} layers: {found['status']}: {found['error']}")
+        tried[layers] = found["peak_bytes"]
+        print(f"{strategy}, {layers} layers: {tried[layers] / 2**20:.1f} MiB", flush=True)
+        return tried[layers] <= limit
+
+    tried: dict[int, int] = {}
+    guess = next(layers for layers in count(1) if predicted_bytes(cell(layers)) > limit) - 1
+    layers = deepest(fits, guess)
+    row = {"strategy": strategy, "layers": layers, "predicted_layers": guess, "tried_peak_bytes": tried}
+    if layers:
+        row |= {"parameters": cost.parameter_count(run_of(cell(layers)).model), "peak_bytes": tried[layers]}
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    for name, default in (("ranks", 4), ("width", 256), ("mib", 96)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=[*STRATEGIES])
+    args = parser.parse_args()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # for ranks: the profiler would warn in each
+    facts = {"ranks": args.ranks, "width": args.width, "limit_bytes": args.mib * 2**20, "machine": machine_facts()}
+    rows = [search(name, args.ranks, args.width, args.mib * 2**20) for name in args.strategies]
+    write_whole(args.out, json.dumps({**facts, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
