@@ -21,12 +21,12 @@ from unittest.mock import patch
 
 import torch
 import transformers
-from common import Paired, arguments, check, finish, machine_facts, paired, table
+from common import HAS_BF16, Paired, arguments, check, finish, machine_facts, paired, table
 from torch import Tensor
 from transformers.activations import ACT2FN
 
 from aiscale.config import ModelConfig, OptimizerConfig
-from aiscale.meter import allocated_bytes, has_bf16_instructions
+from aiscale.meter import allocated_bytes
 from aiscale.model import GPT, kernels
 from aiscale.optim import build_optimizer
 
@@ -84,7 +84,7 @@ def checks(result: dict) -> list[dict]:
             check(f"{size}: speed over transformers, default", speed["transformers default"], 1.1, at_most=False),
             check(f"{size}: peak memory over transformers", over, 1.0),
         ]
-        if has_bf16_instructions():
+        if HAS_BF16:
             rows.append(check(f"{size}: bf16 autocast over our fp32", 1 / speed["ours bf16"], 1.5, at_most=False))
     return rows
 

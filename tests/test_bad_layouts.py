@@ -23,11 +23,6 @@ MEGATRON = "parallel.strategy=megatron"
             "parallel.zero_stage is 3, but parallel.strategy ddp has no such option: set it to 0, or strategy to zero",
         ),
         (
-            2,
-            ("parallel.strategy=zero", "parallel.zero_stage=2", "parallel.offload=all"),
-            "parallel.offload all with parallel.zero_stage 2: only what is divided goes to the host: set zero_stage=3",
-        ),
-        (
             4,
             (MEGATRON, "parallel.tp=2", "parallel.dp=4"),
             "dp 4 x tp 2 x pp 1 = 8 ranks, but this job has 4: change one of them, or start 8",

@@ -19,7 +19,7 @@ WORLDS = {"torch": (2, 3, 4, 5, 6, 7, 8), "deepspeed": (2, 3, 8), "megatron": (2
 
 
 def is_plain(case: ByteCase, n: int) -> bool:
-    """A strategy by itself ("zero 2", not "zero 2 offload"), at its smallest world."""
+    """A strategy by itself ("zero 2", not "zero 2 bf16"), at its smallest world."""
     return n == case.worlds[0] and len(case.name.split()) < 3
 
 

@@ -7,7 +7,6 @@ from ranks import TRAINING, run_ranks
 SETUP = (
     TRAINING
     + """
-import copy
 base = Run().override("model.n_layer=4", "model.n_head=4", "model.d_model=32", "model.max_seq_len=24",
                       "model.vocab_size=67", "loop.seq_len=16", "loop.global_batch=8", "loop.micro_batch=2",
                       "loop.precision=fp64", "loop.device=cpu", "optimizer.clip_norm=0.5", "parallel.strategy=megatron")
@@ -47,10 +46,8 @@ first = layout("parallel.tp=2", "parallel.distributed_optimizer=true")
 engine = build(first, world)
 train(engine, 0, 2)
 path = checkpoint.save(engine, folder, step=2)
-kept, mine = engine.state(full=True), copy.deepcopy(engine.state())
+kept = {name: tensor.clone() for name, tensor in engine.state(full=True).items()}
 expected = train(engine, 2, 4)
-engine.load(mine)
-say("in memory", train(engine, 2, 4) == expected)
 engine.close()
 others = [("parallel.pp=2",), ("parallel.tp=2", "parallel.pp=2"), ("parallel.tp=4",),
           ("parallel.pp=2", "parallel.distributed_optimizer=true")]
@@ -83,7 +80,7 @@ wrong.close()
 def test_a_run_resumes_exactly_and_in_another_layout(tmp_path):
     done = run_ranks(SETUP + RESUME.replace("FOLDER", repr(str(tmp_path / "ck"))), 4, tmp_path, strategy="megatron")
     assert done.returncode == 0, done.stderr
-    lines = ["True"] * 20 + ["in memory True"] * 4 + ["refused True True"] * 4 + ["alone True"]
+    lines = ["True"] * 20 + ["refused True True"] * 4 + ["alone True"]
     assert sorted(done.stdout.splitlines()) == sorted(lines)
 
 

@@ -13,9 +13,9 @@ import os
 import resource
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
@@ -80,16 +80,6 @@ def step_peak_bytes(
     return {**lasting, "within the step": peak - sum(lasting.values())}
 
 
-def has_bf16_instructions() -> bool:
-    """Whether the processor multiplies bf16 itself (Linux only); without that, bf16 is slower than fp32."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return False
-    features = {word for line in lines if line.startswith(("flags", "Features")) for word in line.split()}
-    return bool(features & {"avx512_bf16", "amx_bf16", "bf16"})
-
-
 def peak_flops(world: World, precision: str, seconds: float = 0.1) -> tuple[float, str]:
     """(peak FLOP/s of one rank, source of the figure). A GPU's is from its data sheet. A CPU's is measured by
     multiplying matrices, on all ranks at once because they share the cores."""
@@ -114,12 +104,6 @@ def peak_flops(world: World, precision: str, seconds: float = 0.1) -> tuple[floa
     return rate, f"measured: {n} x {n} matrix product"
 
 
-def wire_bytes(counts: Mapping[tuple[str, int], Count], backend: str = "gloo") -> int:
-    """Bytes that one rank sends for `counts` with the algorithms of `backend` (`cost.wire_bytes`)."""
-    algorithm = "gloo" if backend == "gloo" else "ring"
-    return round(sum(cost.wire_bytes(op, count.payload_bytes, size, algorithm) for (op, size), count in counts.items()))
-
-
 def traffic_rows(counts: Mapping[tuple[str, Group], Count], backend: str = "gloo") -> list[dict]:
     """One row per collective and group in `counts` (Traffic.groups): calls, payload and wire bytes of one rank."""
     algorithm = "gloo" if backend == "gloo" else "ring"
@@ -137,15 +121,6 @@ def traffic_rows(counts: Mapping[tuple[str, Group], Count], backend: str = "gloo
     ]
 
 
-def payload_bytes(counts: Mapping[tuple[str, int], Count]) -> dict[str, int]:
-    """Payload bytes by collective, over all groups of more than one rank."""
-    totals: dict[str, int] = {}
-    for (op, size), count in counts.items():
-        if size > 1:
-            totals[op] = totals.get(op, 0) + count.payload_bytes
-    return totals
-
-
 class Meter:
     def __init__(self, world: World, *, flops_per_token: float, precision: str) -> None:
         self.world = world
@@ -155,8 +130,7 @@ class Meter:
         self.measure_peak()
         self._step_s = 0.0
         self._total_s, self._total_tokens = 0.0, 0
-        self._counts: dict[tuple[str, int], Count] = {}
-        self._groups: dict[tuple[str, Group], Count] = {}
+        self._traffic: list[dict] = []  #: of the last step
 
     def measure_peak(self) -> None:
         """Measure the peak again and keep the best: a measurement on a busy machine is too low."""
@@ -177,13 +151,13 @@ class Meter:
     def step(self) -> Iterator[None]:
         """Time what runs inside and count what it communicates."""
         traffic = self.world.traffic
-        before, groups_before = traffic.snapshot(), traffic.groups()
+        before = traffic.groups()
         self._synchronize()
         start = time.perf_counter()
         yield
         self._synchronize()
         self._step_s = time.perf_counter() - start
-        self._counts, self._groups = traffic.since(before), traffic.groups_since(groups_before)
+        self._traffic = traffic_rows(traffic.groups_since(before), self.world.backend)
 
     def record(self, tokens: int) -> dict:
         """The measures of the last step, in which all ranks together read `tokens` tokens."""
@@ -192,19 +166,22 @@ class Meter:
         reached = rate * self.flops_per_token / self.world.size
         if reached > self.peak_flops and self.peak_source.startswith("measured"):
             self.peak_flops, self.peak_source = reached, "measured: a training step, faster than a matrix product was"
+        payload: Counter[str] = Counter()
+        for row in self._traffic:
+            payload[row["collective"]] += row["payload_bytes"]
         return {
             "step_s": self._step_s,
             "tokens_per_s": rate,
             "mfu": reached / self.peak_flops,
-            "payload_bytes": payload_bytes(self._counts),
-            "wire_bytes": wire_bytes(self._counts, self.world.backend),
+            "payload_bytes": dict(payload),
+            "wire_bytes": sum(row["wire_bytes"] for row in self._traffic),
         }
 
     def rank_report(self, categories: Mapping[str, Iterable[torch.Tensor]]) -> dict:
         """What this rank sent in the last step, by collective and group, and what it holds."""
         return {
             "rank": self.world.rank,
-            "traffic": traffic_rows(self._groups, self.world.backend),
+            "traffic": self._traffic,
             "held_bytes": held_bytes(categories),
             "peak_memory_bytes": peak_memory_bytes(self.world.device),
         }

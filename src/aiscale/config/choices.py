@@ -61,8 +61,8 @@ REFUSED = {
         "Megatron-Core's layers norm what attention and MLP read, DeepNorm what they add up to",
         "parallel.strategy=fsdp, or model.norm=layernorm",
     ),
-    ("model.position", "alibi t5 shaw huang", "megatron"): (
-        "Megatron-Core's attention adds nothing to its scores",
+    ("model.position", "sinusoidal alibi t5 shaw huang", "megatron"): (
+        "Megatron-Core's model knows learned and rotary positions",
         "parallel.strategy=fsdp, or model.position=rotary",
     ),
     ("model.position", "t5", "pipeline"): (

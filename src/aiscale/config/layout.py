@@ -14,7 +14,6 @@ _PIPELINED = ("megatron", "pipeline")
 _OPTIONS = {
     "bucket_mb": ("ddp",),
     "zero_stage": ("zero",),
-    "offload": ("zero",),
     "reshard_after_forward": ("fsdp",),
     "replicas": ("fsdp",),
     "tp": ("megatron",),
@@ -36,7 +35,6 @@ class ParallelConfig:
     pp: int = 1  #: pipeline stages: each holds some of the layers
     bucket_mb: float = 25.0  #: ddp: size of the gradient buckets, MiB
     zero_stage: int = 0  #: zero: shards 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too
-    offload: Literal["none", "optimizer", "all"] = "none"  #: zero: the host holds optimizer states, or parameters too
     reshard_after_forward: bool = True  #: fsdp: free gathered parameters after the forward pass, gather them again
     replicas: int = 1  #: fsdp: copies of the sharded model; above 1, hybrid sharding: shards only within a copy
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"  #: order of micro-batches in a pipeline
@@ -50,12 +48,6 @@ class ParallelConfig:
         require(self.zero_stage in (0, 1, 2, 3), f"parallel.zero_stage is {self.zero_stage}: it must be 0, 1, 2 or 3")
         refuse_options_of_others("parallel", self, "strategy", _OPTIONS)
         self._check_schedule()
-        least = {"none": 0, "optimizer": 1, "all": 3}[self.offload]
-        require(
-            self.zero_stage >= least,
-            f"parallel.offload {self.offload} with parallel.zero_stage {self.zero_stage}: "
-            f"only what is divided goes to the host: set zero_stage={least}",
-        )
         require(not self.sequence_parallel or self.tp > 1, "parallel.sequence_parallel needs parallel.tp above 1")
 
     def _check_schedule(self) -> None:

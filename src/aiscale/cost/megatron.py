@@ -132,7 +132,7 @@ def _tensor_parallel(place: Place) -> dict[tuple[str, str], int]:
     if not layout.sequence_parallel:
         return {("all_reduce", "tp"): n_micro * (stream * (layers * 2 * (forwards + 1) + first + last) + loss)}
     # Learned positions are added before tokens are sharded; without them one reduce_scatter reduces and shards
-    divided_later = model.position in ("learned", "sinusoidal")
+    divided_later = model.position == "learned"
     gathers = layers * 2 * (forwards + 2) + first + 2 * last
     scatters = layers * 2 * (forwards + 1) + last + (first and not divided_later)
     whole = ("layernorm.weight", "layernorm.bias", "linear_proj.bias", "linear_fc2.bias")

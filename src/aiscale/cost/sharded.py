@@ -63,15 +63,11 @@ def zero_held(run: Run, world_size: int, rank: int) -> dict[str, int]:
     elif stage == 3:
         own = sum(ceil(n / world_size) for n in numbers)
         parameters, gradients = weight * own, weight * own
-        if run.parallel.offload != "none":  # a second copy, beside the masters
-            gradients += FP32 * own
         states, updated = (1 + moments) * FP32 * own, len(optimizer_groups(run.model))
     else:
         padded = _padded_groups(run, world_size)
         parameters = weight * sum(padded)
         gradients = weight * (sum(numbers) if stage == 1 else _touched(run, world_size, rank))
-        if run.parallel.offload != "none":  # exactly its share, for the masters; at stage 1 in addition
-            gradients = FP32 * sum(padded) // world_size + (gradients if stage == 1 else 0)
         states, updated = (1 + moments) * FP32 * sum(padded) // world_size, len(padded)
     states += counter_bytes(run.optimizer.name, updated)
     return {"parameters": parameters, "gradients": gradients, "optimizer states": states}
@@ -121,7 +117,7 @@ def _few_numbers(run: Run) -> int:
     if stage == 0:
         return 4 if is_wide and run.optimizer.clip_norm > 0 else 0
     if stage == 3:
-        return groups * (8 if run.parallel.offload == "none" else 4)
+        return groups * 8
     return groups * 4 + (0 if is_wide else 1)
 
 

@@ -3,9 +3,8 @@
     engine = ZeROEngine(run.override("parallel.strategy=zero", "parallel.zero_stage=2"), world)
     print(json.dumps(deepspeed_config(run, world.size), indent=2))      # also written to runs/NAME/ds_config.json
 
-`parallel.offload=optimizer` keeps fp32 masters and moments in host memory and updates them there; `all` also offloads
-the parameters of stage 3. Checkpoints are in DeepSpeed's format: they resume only at the same world size and stage;
-`weights` reads them at any. Rajbhandari et al. 2020 (ZeRO), Ren et al. 2021 (offload).
+Checkpoints are in DeepSpeed's format: they resume only at the same world size and stage; `weights` reads them at any.
+Rajbhandari et al. 2020.
 """
 
 from __future__ import annotations
@@ -56,10 +55,6 @@ def deepspeed_config(run: Run, world_size: int) -> dict:
             "stage3_max_reuse_distance": 0,
             "stage3_prefetch_bucket_size": 0,
         }
-    if layout.offload != "none":
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    if layout.offload == "all":
-        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
     config = {
         "train_batch_size": loop.global_batch,
         "train_micro_batch_size_per_gpu": micro_batch,
@@ -68,7 +63,6 @@ def deepspeed_config(run: Run, world_size: int) -> dict:
         "steps_per_print": 10**9,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,  # torch's AdamW, as in every other strategy
-        "zero_force_ds_cpu_optimizer": False,  # its CPU optimizer for offloaded states needs a compiler
     }
     if loop.precision in ("bf16", "fp16"):
         config[loop.precision] = {"enabled": True}
@@ -171,7 +165,6 @@ class ZeROEngine(Engine):
             "gradients": gradients,
             "optimizer states": _tensors([masters, moments]),
             "buffers": list(self.model.buffers())
-            + _tensors([getattr(zero, name, []) for name in _BUFFERS])
             + _tensors([bucket.buffer for bucket in getattr(zero, "ipg_buckets", {}).values()]),
         }
 
@@ -183,10 +176,8 @@ class ZeROEngine(Engine):
         return _tensors(gradients)
 
     def state(self, full: bool = False) -> dict:
-        """`full`: the whole model under GPT's names, on the CPU of every rank, from the fp32 masters; at stage 0 from
-        the weights. Collective."""
-        if not full:
-            raise ConfigError("DeepSpeed writes its shards itself: use checkpoint.save, or state(full=True)")
+        """The whole model under GPT's names, on the CPU of every rank, from the fp32 masters; at stage 0 from the
+        weights. Collective; `write` saves this rank's shards."""
         from deepspeed.utils import safe_get_full_fp32_param as gather
 
         state: dict[str, Tensor] = {}
@@ -199,10 +190,6 @@ class ZeROEngine(Engine):
                     gathered[parameter] = whole.detach().to("cpu", torch.float32, copy=True)
                 state[name] = gathered[parameter]
         return state | {name: buffer.cpu() for name, buffer in self.model.named_buffers()}
-
-    def load(self, state: dict) -> None:
-        """Not supported: `read` loads DeepSpeed's files."""
-        raise ConfigError("DeepSpeed reads its shards itself: use checkpoint.load")
 
     def write(self, folder: Path) -> None:
         """DeepSpeed's save_checkpoint into `folder`. Collective."""
@@ -259,12 +246,6 @@ def preload() -> None:
 # DeepSpeed's attributes, stages 1 and 2, then 3, then stage 0 in 16 bits
 _MASTERS = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat", "fp32_groups")
 _GRADIENTS = ("averaged_gradients", "all_grad_tensors", "grads_in_partition", "grad_partitions_flat_buffer")
-_BUFFERS = (  # for offloading
-    "param_buffer_of_bit16_for_cpu_offload_groups",
-    "temp_grad_buffer_for_cpu_offload",
-    "temp_grad_buffer_for_gpu_offload",
-    "accumulated_grads_in_cpu",
-)
 
 
 def _check(run: Run, accelerator) -> None:

@@ -288,7 +288,6 @@ def layout_of(run: Run, gpus: int) -> Layout:
         global_batch=run.loop.global_batch,
         zero_stage=parallel.zero_stage or int(parallel.distributed_optimizer),
         fsdp=parallel.strategy == "fsdp",
-        offload=parallel.offload != "none",
         recompute="full" if run.model.activation_checkpointing else "none",
         sequence_parallel=parallel.sequence_parallel,
         precision=run.loop.precision,

@@ -54,86 +54,67 @@ class ByteCase:
         return run.override(f"loop.global_batch={dp * self.micro_batches}")
 
 
-_FSDP = "parallel.strategy=fsdp"
-_ZERO1 = ("parallel.strategy=ddp", "parallel.distributed_optimizer=true")
-_SINUSOIDAL = ("model.position=sinusoidal", "model.activation=geglu", "optimizer.name=adam")
-_LLAMA = ("model.norm=rmsnorm", "model.position=rotary", "model.activation=swiglu", "model.tied=false")
-
-_RECOMPUTED = ("model.activation_checkpointing=true",)
-
-
-def _megatron(
-    name: str, worlds: tuple[int, ...], *layout: str, model: tuple[str, ...] = (), layers: int = 4
-) -> ByteCase:
-    settings = ("parallel.strategy=megatron", *(f"parallel.{option}" for option in layout))
-    size = (f"model.n_layer={layers}",)
-    return ByteCase(f"megatron {name}", (*size, *model, *settings), worlds, 4, "megatron")
+_SHARDED = "distributed_optimizer=true"
+_SEQUENCE = "tp=2 sequence_parallel=true"
+_LLAMA = "model.norm=rmsnorm model.position=rotary model.activation=swiglu model.tied=false"
+_RECOMPUTED = "model.activation_checkpointing=true"
+_BF16 = "loop.precision=bf16"
+_LIBRARIES = {"zero": "deepspeed", "megatron": "megatron"}
 
 
-def _zero(name: str, worlds: tuple[int, ...], *layout: str, model: tuple[str, ...] = ()) -> ByteCase:
-    settings = ("parallel.strategy=zero", *(f"parallel.{option}" for option in layout), *model)
-    return ByteCase(f"zero {name}", settings, worlds, 2, "deepspeed")
-
-
-def _pipeline(name: str, worlds: tuple[int, ...], *layout: str) -> ByteCase:
-    settings = ("parallel.strategy=pipeline", *(f"parallel.{option}" for option in layout))
-    return ByteCase(f"pipeline {name}", settings, worlds, 4)
-
-
-def _compressed(method: str, worlds: tuple[int, ...], *options: str, name: str = "", zero1: bool = False) -> ByteCase:
-    """A compression method, whose third step is a sparse one."""
-    settings = ("parallel.strategy=ddp", f"parallel.distributed_optimizer={str(zero1).lower()}")
-    compression = (f"compression.{option}" for option in (f"method={method}", *options))
-    return ByteCase(f"ddp {name or method}{' zero1' * zero1}", (*settings, *compression), worlds)
+def _case(strategy: str, name: str, worlds: tuple[int, ...], options: str = "") -> ByteCase:
+    """options: keys of parallel, "tp=2 pp=2", and full keys, "loop.micro_batch=3"."""
+    words = [word if "." in word.partition("=")[0] else f"parallel.{word}" for word in options.split()]
+    micro_batches = 4 if strategy in ("pipeline", "megatron") else 2
+    library = _LIBRARIES.get(strategy, "torch")
+    settings = (f"parallel.strategy={strategy}", *words)
+    return ByteCase(f"{strategy} {name}".strip(), settings, worlds, micro_batches, library)
 
 
 _ALL = (2, 3, 4, 5, 6, 7, 8)
 BYTE_CASES = (
-    ByteCase("ddp", ("parallel.strategy=ddp",), _ALL),
-    ByteCase("ddp bf16", ("parallel.strategy=ddp", "compression.wire=bf16"), (2, 4)),
-    ByteCase("ddp at once", ("parallel.strategy=ddp", "compression.overlap=false"), (2,)),
-    ByteCase("ddp zero1", _ZERO1, (2, 3, 5)),
-    _compressed("radius", (2, 3, 4)),
-    _compressed("radius", (2,), "overlap=false", "wire=bf16", "residual=none", name="radius at once"),
-    _compressed("top-k", (2, 3, 4), "density=0.1"),
-    _compressed("top-k", (2,), "wire=bf16", name="top-k bf16"),
-    _compressed("powersgd", (2, 3), "rank=2"),
-    _compressed("powersgd", (2,), "rank=4", zero1=True),
-    ByteCase("fsdp", (_FSDP,), _ALL),
-    ByteCase("fsdp kept", (_FSDP, "parallel.reshard_after_forward=false"), (2, 4)),
-    ByteCase("fsdp hybrid", (_FSDP, "parallel.replicas=2"), (4, 8)),
-    _zero("0", _ALL, "zero_stage=0"),
-    _zero("1", _ALL, "zero_stage=1"),
-    _zero("2", _ALL, "zero_stage=2"),
-    _zero("3", _ALL, "zero_stage=3"),
-    _zero("1 bf16", (2,), "zero_stage=1", model=("loop.precision=bf16",)),
-    _zero("2 bf16", (3,), "zero_stage=2", model=("loop.precision=bf16",)),
-    _zero("3 bf16", (4,), "zero_stage=3", model=("loop.precision=bf16",)),
-    _zero("3 recomputed", (2,), "zero_stage=3", model=("model.activation_checkpointing=true",)),
-    _zero("2 offload", (2,), "zero_stage=2", "offload=optimizer"),
-    _zero("3 offload", (2,), "zero_stage=3", "offload=all"),
-    _pipeline("gpipe", (2,), "pp=2", "schedule=gpipe"),
-    _pipeline("1f1b", (2, 4), "pp=2"),
-    _pipeline("interleaved", (2, 4), "pp=2", "virtual_stages=2", "schedule=interleaved"),
-    _megatron("tp2", (2, 4), "tp=2"),
-    _megatron("tp2 sequence", (2,), "tp=2", "sequence_parallel=true"),
-    _megatron("tp4 sequence rotary", (4,), "tp=4", "sequence_parallel=true", model=_LLAMA),
-    _megatron("tp2 recomputed", (2,), "tp=2", model=("model.activation_checkpointing=true",)),
-    _megatron("pp2", (2, 4), "pp=2"),
-    _megatron("pp4 interleaved", (4,), "pp=4", "virtual_stages=2", "schedule=interleaved", layers=8),
-    _megatron("dp distributed", (2, 3, 4), "distributed_optimizer=true"),
-    _megatron("dp distributed bf16", (2,), "distributed_optimizer=true", model=("loop.precision=bf16",)),
-    _megatron("pp2 distributed", (2,), "pp=2", "distributed_optimizer=true"),
-    _megatron("tp2 pp2 bf16", (4,), "tp=2", "pp=2", model=("loop.precision=bf16",)),
-    _megatron("tp2 pp2 dp2 distributed", (8,), "tp=2", "pp=2", "distributed_optimizer=true"),
-    _megatron("tp2 pp2 dp2 sequence", (8,), "tp=2", "pp=2", "sequence_parallel=true"),
-    ByteCase("fsdp llama", (_FSDP, *_LLAMA), (3,)),
-    ByteCase("fsdp muon deepnorm", (_FSDP, "optimizer.name=muon", "model.norm=deepnorm", "model.tied=false"), (3,)),
-    ByteCase("fsdp lamb t5", (_FSDP, "optimizer.name=lamb", "model.position=t5"), (2,)),
-    ByteCase("ddp zero1 adafactor", (*_ZERO1, "optimizer.name=adafactor", "model.position=shaw"), (3,)),
-    ByteCase("ddp zero1 muon", (*_ZERO1, "optimizer.name=muon"), (2,)),
-    _megatron("tp2 sequence sinusoidal", (2,), "tp=2", "sequence_parallel=true", model=_SINUSOIDAL),
-    ByteCase("fsdp bf16", (_FSDP, "loop.precision=bf16"), (2, 3)),
+    _case("ddp", "", _ALL),
+    _case("ddp", "bf16", (2, 4), "compression.wire=bf16"),
+    _case("ddp", "at once", (2,), "compression.overlap=false"),
+    _case("ddp", "zero1", (2, 3, 5), _SHARDED),
+    _case("ddp", "radius", (2, 3, 4), "compression.method=radius"),
+    _case(
+        "ddp",
+        "radius at once",
+        (2,),
+        "compression.method=radius compression.overlap=false compression.wire=bf16 compression.residual=none",
+    ),
+    _case("ddp", "top-k", (2, 3, 4), "compression.method=top-k compression.density=0.1"),
+    _case("ddp", "top-k bf16", (2,), "compression.method=top-k compression.wire=bf16"),
+    _case("ddp", "powersgd", (2, 3), "compression.method=powersgd compression.rank=2"),
+    _case("ddp", "powersgd zero1", (2,), f"compression.method=powersgd compression.rank=4 {_SHARDED}"),
+    _case("fsdp", "", _ALL),
+    _case("fsdp", "kept", (2, 4), "reshard_after_forward=false"),
+    _case("fsdp", "hybrid", (4, 8), "replicas=2"),
+    *(_case("zero", str(stage), _ALL, f"zero_stage={stage}") for stage in range(4)),
+    *(_case("zero", f"{stage} bf16", (stage + 1,), f"zero_stage={stage} {_BF16}") for stage in (1, 2, 3)),
+    _case("zero", "3 recomputed", (2,), f"zero_stage=3 {_RECOMPUTED}"),
+    _case("pipeline", "gpipe", (2,), "pp=2 schedule=gpipe"),
+    _case("pipeline", "1f1b", (2, 4), "pp=2"),
+    _case("pipeline", "interleaved", (2, 4), "pp=2 virtual_stages=2 schedule=interleaved"),
+    _case("megatron", "tp2", (2, 4), "tp=2"),
+    _case("megatron", "tp2 sequence", (2,), _SEQUENCE),
+    _case("megatron", "tp4 sequence rotary", (4,), f"tp=4 sequence_parallel=true {_LLAMA}"),
+    _case("megatron", "tp2 recomputed", (2,), f"tp=2 {_RECOMPUTED}"),
+    _case("megatron", "pp2", (2, 4), "pp=2"),
+    _case("megatron", "pp4 interleaved", (4,), "pp=4 virtual_stages=2 schedule=interleaved model.n_layer=8"),
+    _case("megatron", "dp distributed", (2, 3, 4), _SHARDED),
+    _case("megatron", "dp distributed bf16", (2,), f"{_SHARDED} {_BF16}"),
+    _case("megatron", "pp2 distributed", (2,), f"pp=2 {_SHARDED}"),
+    _case("megatron", "tp2 pp2 bf16", (4,), f"tp=2 pp=2 {_BF16}"),
+    _case("megatron", "tp2 pp2 dp2 distributed", (8,), f"tp=2 pp=2 {_SHARDED}"),
+    _case("megatron", "tp2 pp2 dp2 sequence", (8,), f"{_SEQUENCE} pp=2"),
+    _case("fsdp", "llama", (3,), _LLAMA),
+    _case("fsdp", "muon deepnorm", (3,), "optimizer.name=muon model.norm=deepnorm model.tied=false"),
+    _case("fsdp", "lamb t5", (2,), "optimizer.name=lamb model.position=t5"),
+    _case("ddp", "zero1 adafactor", (3,), f"{_SHARDED} optimizer.name=adafactor model.position=shaw"),
+    _case("ddp", "zero1 muon", (2,), f"{_SHARDED} optimizer.name=muon"),
+    _case("fsdp", "bf16", (2, 3), _BF16),
 )
 
 

@@ -59,7 +59,6 @@ _PAIRS = {
     "t5": ("layernorm", "t5", "reglu", "lars", {"model.relative_buckets": 8, "optimizer.trust": 1.0}),
     "shaw": ("rmsnorm", "shaw", "silu", "adafactor", {"model.bias": "false"}),  # a key's bias has no gradient but noise
     "huang": ("deepnorm", "huang", "swiglu", "adam", {"model.n_kv_head": 2}),
-    "sinusoidal": ("rmsnorm", "sinusoidal", "geglu", "adam", {"model.n_kv_head": 2}),
 }
 for _name, (_norm, _position, _activation, _optimizer, _more) in _PAIRS.items():
     MODELS[_name] = {
@@ -153,8 +152,6 @@ _ALL = (
     Case("ddp-x2-llama", "ddp", 2, model="llama"),
     *(Case(f"zero{stage}-x2", "zero", 2, f"zero_stage={stage}", precision="fp32") for stage in range(4)),
     Case("zero2-x4-accumulated", "zero", 4, "zero_stage=2 loop.micro_batch=1", precision="fp32"),
-    Case("zero-offload-x2", "zero", 2, "zero_stage=2 offload=optimizer", precision="fp32"),
-    Case("zero3-offload-x2", "zero", 2, "zero_stage=3 offload=all", precision="fp32"),
     Case("zero3-x3-llama", "zero", 3, "zero_stage=3", model="llama", precision="fp32"),
     Case("fsdp-x2", "fsdp", 2),
     Case("fsdp-x2-fp32", "fsdp", 2, precision="fp32"),
@@ -195,7 +192,5 @@ _ALL = (
     Case("pp2-1f1b-alibi", "pipeline", 2, "pp=2 loop.micro_batch=3", model="alibi"),
     Case("pp2-1f1b-shaw", "pipeline", 2, "pp=2 loop.micro_batch=3", model="shaw"),
     Case("pp2-1f1b-huang", "pipeline", 2, "pp=2 loop.micro_batch=3", model="huang"),
-    Case("tp2-sinusoidal", "megatron", 2, "tp=2", model="sinusoidal"),
-    Case("tp2-sequence-parallel-sinusoidal", "megatron", 2, "tp=2 sequence_parallel=true", model="sinusoidal"),
 )
 CASES: dict[str, Case] = {case.name: case for case in _ALL}

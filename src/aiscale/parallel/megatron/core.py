@@ -20,7 +20,6 @@ from aiscale.config import ModelConfig, Run
 from aiscale.config.choices import ACTIVATIONS as CHOICES
 from aiscale.model import ACTIVATIONS
 from aiscale.model.gpt import make_norm
-from aiscale.model.positions import sinusoids
 from aiscale.optim import FUSED_DEVICES
 from aiscale.parallel.megatron.layout import Grid, Slot, padded_vocab
 from aiscale.parallel.megatron.shards import Shard
@@ -191,9 +190,6 @@ def _gpt(model: ModelConfig, config: TransformerConfig, chunk: int) -> GPTModel:
         rotary_base=model.rope_theta,
         **place,
     )
-    if gpt.pre_process and model.position == "sinusoidal":
-        gpt.embedding.position_embeddings = _Sinusoids(model.d_model, config.params_dtype)
-        gpt.embedding.word_embeddings.register_forward_hook(lambda _module, _inputs, words: words * model.d_model**0.5)
     if gpt.post_process and gpt.vocab_size != model.vocab_size:
         _mask_padding(gpt, model.vocab_size)
     return gpt
@@ -212,18 +208,6 @@ def _mask_padding(gpt: GPTModel, vocab_size: int) -> None:
         return logits, bias
 
     gpt.output_layer.register_forward_hook(mask)
-
-
-class _Sinusoids(nn.Module):
-    """In place of Megatron-Core's learned positions."""
-
-    def __init__(self, width: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.width, self.dtype = width, dtype
-
-    def forward(self, positions: Tensor) -> Tensor:
-        """(B, T) -> (B, T, D)."""
-        return sinusoids(positions, self.width, self.dtype)
 
 
 def owned(optimizer, chunks: list[DistributedDataParallel], stages: list[int], tables: list[dict[str, Slot]]):

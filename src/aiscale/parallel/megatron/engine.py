@@ -197,29 +197,8 @@ class MegatronEngine(Engine):
         }
 
     def state(self, full: bool = False) -> dict:
-        """This rank's shards with optimizer states; `full`: the whole model under GPT's names, on rank 0."""
-        if full:
-            return shards.gather(self._written(), self.world, self.grid, self.run.model)
-        return {
-            f"{shard.stage}.{shard.name}": {"weight": shard.main.detach(), **shard.state}
-            for shard in self._shards()
-            if shard.main is not None
-        }
-
-    def load(self, state: dict) -> None:
-        states = self._states()
-        for shard in self._shards():
-            if shard.main is None:
-                continue
-            saved = dict(state[f"{shard.stage}.{shard.name}"])
-            shard.main.data.copy_(saved.pop("weight"))
-            shard.parameter.view(-1)[shard.start : shard.end].copy_(shard.main.detach().reshape(-1))
-            clones = {k: v.clone() if torch.is_tensor(v) else v for k, v in saved.items()}
-            states[shard.main] = clones
-        if self.run.parallel.distributed_optimizer:  # gather what the other data-parallel ranks hold
-            with self.world.control(), self._adapted():
-                for chunk in self.chunks:
-                    chunk.start_param_sync()
+        """The whole model under GPT's names, on rank 0; `write` saves this rank's shards."""
+        return shards.gather(self._written(), self.world, self.grid, self.run.model)
 
     def write(self, folder: Path) -> None:
         """Write the shards that only this rank writes to one file."""
