@@ -153,7 +153,6 @@ def _train(args: argparse.Namespace) -> int:
     if args.show:
         print(run.to_json())
         return 0
-    _check_memory(run)
     if args.nproc is not None:
         return _train_here(args, run)
     from aiscale.train import AlreadyTrained, fit
@@ -187,20 +186,6 @@ def _configured(args: argparse.Namespace):
     else:
         run = recipe(args.recipe or "laptop")
     return run.override(*args.set)
-
-
-def _check_memory(run) -> None:
-    """Refuse a model that cannot be built here, before the minutes that building it would take."""
-    from aiscale.config import ModelConfig
-
-    if isinstance(run.model, ModelConfig) and not _may_be_a_rank():  # ranks on other machines may hold a part
-        import psutil
-
-        from aiscale.cost import check_fits
-
-        here = psutil.virtual_memory().total
-        if warning := check_fits(run.model, run.optimizer.name, run.loop.precision, here):
-            print(f"aiscale: {warning}", file=sys.stderr)
 
 
 def _train_here(args: argparse.Namespace, run) -> int:

@@ -25,7 +25,6 @@ from aiscale.cost.memory import (
     CATEGORIES,
     activation_bytes,
     activation_bytes_by_part,
-    check_fits,
     korthikanti_activation_bytes,
     model_state_bytes,
     training_bytes,

@@ -14,7 +14,6 @@ Letters: B batch, T tokens, D width, H heads, G key/value heads, C width of a he
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from math import prod
 from typing import Literal
 
@@ -88,25 +87,6 @@ def model_state_bytes(
         "optimizer states": states,
         "weight casts": int(narrow * cast) if narrow < wide else 0,
     }
-
-
-def check_fits(model: ModelConfig, optimizer: str, precision: Precision, memory_bytes: int) -> str:
-    """Raise ConfigError if the weights alone do not fit into a machine's memory, in which every strategy builds them
-    before a GPU sees them; returns a warning if gradients and optimizer states do not, else an empty string."""
-    # model_state_bytes lists every tensor, which takes minutes for millions of layers; its sums are linear in them.
-    one, two = (model_state_bytes(replace(model, n_layer=n), optimizer, precision) for n in (1, 2))
-    parts = ("parameters", "gradients", "optimizer states")
-    weights, *others = (one[part] + (model.n_layer - 1) * (two[part] - one[part]) for part in parts)
-    whole = weights + sum(others)
-    text = (
-        f"the model's weights take {weights / 2**30:,.1f} GiB, with gradients and optimizer states "
-        f"{whole / 2**30:,.1f} GiB, and this machine has {memory_bytes / 2**30:,.1f} GiB of memory"
-    )
-    if weights > memory_bytes:
-        raise ConfigError(
-            f"{text}: lower model.n_layer (now {model.n_layer:,}) or model.d_model (now {model.d_model:,})"
-        )
-    return text if whole > memory_bytes else ""
 
 
 def activation_bytes_by_part(
