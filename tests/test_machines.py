@@ -78,12 +78,6 @@ def test_an_unknown_device_is_none_not_a_guess():
             '"dragon"',
             "network.topology is 'dragon': it must be one of fat-tree, dragonfly,",
         ),
-        (
-            "systems/cosma8-mi300x.toml",
-            "[8388608, 161.14], ",
-            "[8388608, -161.14], ",
-            "bus_gb_s must be [[bytes, GB/s], ...], positive, the smallest bytes first",
-        ),
     ],
 )
 def test_a_wrong_file_is_refused_in_one_line_that_names_it_and_the_key(tmp_path, file, old, new, message):

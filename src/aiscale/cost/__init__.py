@@ -19,12 +19,11 @@ from aiscale.cost.communication import (
     fit_alpha_beta,
     wire_bytes,
 )
-from aiscale.cost.compression import gradient_traffic, mean_payload_bytes, radius_held, sent_entries, wire_entry_bytes
+from aiscale.cost.compression import gradient_traffic, mean_payload_bytes, radius_held, wire_entry_bytes
 from aiscale.cost.megatron import megatron_activation_bytes_by_part
 from aiscale.cost.memory import (
     CATEGORIES,
     activation_bytes,
-    activation_bytes_by_part,
     korthikanti_activation_bytes,
     model_state_bytes,
     training_bytes,
@@ -44,7 +43,6 @@ from aiscale.cost.parameters import (
 from aiscale.cost.schedules import (
     Work,
     bubble,
-    event_name,
     idle_share,
     in_flight,
     pipeline_timeline,

@@ -22,16 +22,8 @@ from aiscale.config import ConfigError
 Algorithm = Literal["ring", "gloo"]
 
 COLLECTIVES = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "broadcast",
-    "reduce",
-    "scatter",
-    "gather",
-    "all_to_all",
-    "send",
-    "recv",
+    *("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"),
+    *("scatter", "gather", "all_to_all", "send", "recv"),
 )
 
 
@@ -100,9 +92,7 @@ def _gloo_terms(op: str, nbytes: float, world: int) -> tuple[float, float]:
         levels = math.ceil(math.log2(world))
         return float(levels), levels * (levels + 1) / 2 * nbytes
     # all_to_all: all n - 1 messages of S/n start together. But gloo announces that it is ready to receive on the
-    # connection that carries data the other way. So if the later of two ranks sends before it announces, one direction
-    # waits for the other: always at distance n/2, else in one of two cases. Averaged over all orders of arrival, with
-    # fair shares of every link, that adds n/2 messages.
+    # connection that carries data the other way, and waiting for that adds n/2 messages, averaged over all orders.
     messages = float(world - 1 + world // 2)
     return messages, messages * nbytes / world
 

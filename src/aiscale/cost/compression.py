@@ -92,9 +92,6 @@ def wire_entry_bytes(run: Run) -> int:
     return 2 if run.compression.wire == "bf16" else WIDE[run.loop.precision]
 
 
-# Other methods -------------------------------------------------------------------------------------------------------
-
-
 def rivals_held(run: Run) -> int:
     each = WIDE[run.loop.precision]
     if run.compression.method == "powersgd":

@@ -139,9 +139,8 @@ def _writable(root: Path) -> Path:
 
 
 # Sources of text ------------------------------------------------------------------------------------------------------
-# Read in pieces, so that a corpus may be larger than memory. `embedded` is the English documentation in CPython
-# (`pydoc_data.topics`), so that everything runs offline; `stdlib` the source of CPython's modules, for runs that
-# need more text. Both differ between Python versions: their hash goes into run.json.
+# `embedded` is the English documentation in CPython, `stdlib` the source of its modules. Both differ between Python
+# versions: their hash goes into run.json.
 
 
 BUILT_IN = ("embedded", "stdlib")

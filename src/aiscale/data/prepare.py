@@ -32,15 +32,13 @@ from aiscale.data.tokenizers import END_OF_TEXT, Tokenizer, learn
 HUB = {
     # Radius, artifact appendix A.3.4; 8 million documents, 38 GB of text
     "openwebtext": {"path": "Skylion007/openwebtext"},
-    # OLCF's download script: the Afrikaans part, deduplicated. The original is a loading script, which `datasets` no
-    # longer runs; the hub has its contents as parquet on a branch.
+    # OLCF's download script: the Afrikaans part, deduplicated, which the hub has as parquet on a branch.
     "oscar": {
         "path": "oscar-corpus/oscar",
         "revision": "refs/convert/parquet",
         "data_dir": "unshuffled_deduplicated_af",
     },
-    # Turing report, section 7.1: 361 GiB of it as 8-bit ASCII, of which it used 4.5. This copy leaves out the parts
-    # that were withdrawn for their copyright.
+    # Turing report, section 7.1; this copy leaves out the parts that were withdrawn for their copyright.
     "pile": {"path": "monology/pile-uncopyrighted"},
 }
 LEARN_CHARS = 2**28  #: a bpe tokenizer is learnt from this many characters at the beginning

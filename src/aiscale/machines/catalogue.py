@@ -101,13 +101,6 @@ class Node:
     source: str
     verification: Verification = "primary"
 
-    def __post_init__(self) -> None:
-        for name in ("bus_gb_s", "in_switch_gb_s"):
-            points = getattr(self, name)
-            if points is not None:
-                if any(len(point) != 2 or min(point) <= 0 for point in points) or sorted(points) != [*points]:
-                    raise ConfigError(f"{name} must be [[bytes, GB/s], ...], positive, the smallest bytes first")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:

@@ -24,8 +24,7 @@ ON = dict.fromkeys(("products", "attention", "cross-entropy"), True)
 
 
 # Products in fp32 --------------------------------------------------------------------------------------------------
-# Eager torch uses Intel's MKL for every fp32 product on a CPU. On AMD's processors oneDNN, which torch also ships and
-# uses for bf16, is 5 to 10 % faster: 3 to 5 % of a training step.
+# Eager torch uses Intel's MKL for every fp32 product on a CPU. On AMD's processors oneDNN is faster.
 
 
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
@@ -94,9 +93,8 @@ class Linear(nn.Linear):
 
 
 # Attention -----------------------------------------------------------------------------------------------------------
-# In bf16, torch's fused kernel multiplies small tiles at a third of the processor's peak rate. A few whole heads at a
-# time, whose scores fit in the cache, take 0.6 times as long up to 512 tokens, which saves 10 % of a step at D = 384;
-# at 1024 tokens the fused kernel, which skips the masked half, is as fast.
+# In bf16, a few whole heads at a time, whose scores fit in the cache, take 0.6 times as long as torch's fused kernel up
+# to 512 tokens; at 1024 tokens that, which skips the masked half, is as fast.
 
 MAX_TOKENS_BY_HEADS = 512
 
@@ -163,8 +161,7 @@ def _heads(*tensors: Tensor):
 
 
 # Cross-entropy -----------------------------------------------------------------------------------------------------
-# The logits are the largest tensor of a small model (with GPT-2's vocabulary, 50257 x 4 bytes a token: 65 times the
-# residual stream), and the plain form holds three copies of them.
+# The logits are the largest tensor of a small model, and the plain form holds three copies of them.
 
 
 def cross_entropy_plain(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import torch
 
@@ -65,13 +66,6 @@ def quiet() -> Iterator[None]:
 def calling(world: World) -> Iterator[None]:
     """Context for every call of DeepSpeed's engine: quiet, and with the LOCAL_RANK from which it takes its GPU. A
     single process has no LOCAL_RANK, and where each rank sees only one GPU, the launcher's value is wrong."""
-    before = os.environ.get("LOCAL_RANK")
-    os.environ["LOCAL_RANK"] = str(world.device.index if world.device.type == "cuda" else world.local_rank)
-    try:
-        with quiet():
-            yield
-    finally:
-        if before is None:
-            del os.environ["LOCAL_RANK"]
-        else:
-            os.environ["LOCAL_RANK"] = before
+    rank = str(world.device.index if world.device.type == "cuda" else world.local_rank)
+    with patch.dict(os.environ, LOCAL_RANK=rank), quiet():
+        yield

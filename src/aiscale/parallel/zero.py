@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from aiscale import cost
 from aiscale.checkpoint import CheckpointError, flush
-from aiscale.config import ConfigError, Run
+from aiscale.config import Run
 from aiscale.distributed import World
 from aiscale.meter import held_bytes
 from aiscale.model.build import count_parameters
@@ -76,7 +76,6 @@ class ZeROEngine(Engine):
 
     def __init__(self, run: Run, world: World) -> None:
         deepspeed = import_deepspeed(world.device)
-        _check(run, deepspeed.get_accelerator())
         super().__init__(run, world)
         self.autocast_dtype = None  # DeepSpeed casts the model itself
         self.config = deepspeed_config(run, world.size)
@@ -246,14 +245,6 @@ def preload() -> None:
 # DeepSpeed's attributes, stages 1 and 2, then 3, then stage 0 in 16 bits
 _MASTERS = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat", "fp32_groups")
 _GRADIENTS = ("averaged_gradients", "all_grad_tensors", "grads_in_partition", "grad_partitions_flat_buffer")
-
-
-def _check(run: Run, accelerator) -> None:
-    if run.loop.precision == "fp16" and not accelerator.is_fp16_supported():
-        raise ConfigError(
-            "loop.precision fp16 with parallel.strategy zero: DeepSpeed finds no fp16 in this device: "
-            "set loop.precision to bf16 or fp32"
-        )
 
 
 def _tensors(tree: object) -> list[Tensor]:

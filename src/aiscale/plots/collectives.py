@@ -131,9 +131,6 @@ def _cell(ax: Axes, x: float, y: float, **options) -> None:
     style.rounded(ax, (x + 0.07, y + 0.07), 0.86, 0.86, 0.12, **{"edgecolor": "none", "linewidth": 0.9, **options})
 
 
-# Time ----------------------------------------------------------------------------------------------------------------
-
-
 def latency_bandwidth(
     points: Mapping[str, tuple[Sequence[float], Sequence[float]]],
     fits: Mapping[str, cost.AlphaBeta] | None = None,

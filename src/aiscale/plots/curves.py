@@ -37,9 +37,6 @@ def loss_curves(runs: Mapping[str, Series]) -> Axes:
     return ax
 
 
-# Over the number of ranks --------------------------------------------------------------------------------------------
-
-
 def speedup(
     ranks: Sequence[int], measured: Mapping[str, Sequence[float]], predicted: Mapping[str, Sequence[float]]
 ) -> Axes:

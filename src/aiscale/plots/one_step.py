@@ -111,6 +111,3 @@ def _finish(ax: Axes, groups: Groups, rows: Rows, unit: str) -> Axes:
     more = style.kind_handles(shown, bars=True) if shown != ["measured"] else []
     style.legend_above(ax, style.legend_handles(colors, more, bars=True))
     return ax
-
-
-# Memory --------------------------------------------------------------------------------------------------------------

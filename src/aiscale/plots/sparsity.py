@@ -13,8 +13,6 @@ from aiscale.plots.curves import xy
 
 Points = Sequence[tuple[float, float]]
 
-# Cost and gain --------------------------------------------------------------------------------------------------------
-
 
 def density_times(
     measured: Points = (), predicted: Points = (), published: Points = (), *, source: str = "", ax: Axes | None = None

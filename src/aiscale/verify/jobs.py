@@ -170,8 +170,7 @@ def _read(path: Path, case: Case) -> Outcome:
 
 
 TIMEOUT_S = 180
-#: Modules from whose process jobs are forked. Libraries that change torch when they are imported are left out: each job
-#: imports its own.
+#: Modules from whose process jobs are forked, without libraries that change torch when they are imported.
 _NEEDED = ["torch._dynamo", "aiscale.train", *(f"aiscale.parallel.{name}" for name in ("ddp", "fsdp", "pipeline"))]
 #: Lines of a launcher about an error that the rank itself has explained better.
 _SECOND_HAND = re.compile(r"aiscale: rank \d+ of \d+(: lost its connection| failed with exit status| died: signal 15)")

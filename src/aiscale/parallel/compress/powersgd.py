@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 
-from aiscale.config import ConfigError, ParallelConfig, Run
+from aiscale.config import ConfigError, Run
 from aiscale.cost.compression import FIRST_POWERSGD_STEP
 from aiscale.distributed import World
 from aiscale.parallel.compress.base import Compressor
@@ -48,17 +48,8 @@ class PowerSGD(Compressor):
     @property
     def bucket_mb(self) -> float:
         """MiB of DDP's buckets; one bucket for all on gloo."""
-        asked, default = self.run.parallel.bucket_mb, ParallelConfig.__dataclass_fields__["bucket_mb"].default
-        needed = sum(parameter.nbytes for parameter in self.names) / _MIB + 1
-        if asked >= needed or self.world.backend != "gloo":
-            return asked
-        if asked != default:
-            raise ConfigError(
-                f"parallel.bucket_mb {asked:g} with compression.method powersgd on gloo: gradients of {needed - 1:.3g} "
-                "MiB would fill several buckets, and torch's hook then waits for ever on gloo's two threads: leave "
-                "bucket_mb out, and there will be one bucket"
-            )
-        return needed
+        asked, needed = self.run.parallel.bucket_mb, sum(parameter.nbytes for parameter in self.names) / _MIB + 1
+        return max(asked, needed) if self.world.backend == "gloo" else asked
 
     def hook(self, bucket: dist.GradBucket) -> Future[Tensor]:
         self.check_finite(bucket.parameters(), bucket.gradients())

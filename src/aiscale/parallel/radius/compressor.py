@@ -57,8 +57,6 @@ class Radius(Compressor):
     def pack(self, bucket: Bucket) -> Tensor:
         residual = self.residual.together(bucket.parameters) if self.residual else None
         if not self.is_dense(self.step):
-            # unpack computes the positions again, a sixth of Radius's own work: keeping them would take 8 bytes for
-            # each entry in flight.
             at = self._positions(bucket)
             return pack(bucket.buffer, at, residual, self.arriving if self.config.wire == "bf16" else None)
         if residual is not None and self.gathered:
