@@ -27,7 +27,7 @@ BYTES = {
 FLOPS = cost.flops_per_token(GPT2, seq_len=1024)
 #: What `data-n` names, by `cost`.
 NUMBERS = {
-    "gpt2 12Ldd": cost.approximate_parameter_count(GPT2),
+    "gpt2 12Ldd": 12 * GPT2.n_layer * GPT2.d_model**2,
     "gpt2 parameters": cost.parameter_count(GPT2),
     "gpt2 GFLOPs a token": FLOPS / 1e9,
     "gpt2 6N GFLOPs": cost.six_n_flops_per_token(GPT2) / 1e9,

@@ -30,7 +30,6 @@ from aiscale.cost.memory import (
     zero_state_bytes,
 )
 from aiscale.cost.parameters import (
-    approximate_parameter_count,
     flops_by_part,
     flops_per_token,
     layer_parameters,

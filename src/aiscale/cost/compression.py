@@ -101,12 +101,8 @@ def rivals_held(run: Run) -> int:
     return each * sum(prod(shape) for name, shape in parameter_shapes(run.model).items() if not is_exempt(name))
 
 
-def powersgd_rank(shape: Sequence[int], rank: int) -> int:
-    """The rank r of the factors of a gradient of this shape; 0 if it is sent whole."""
-    rows, columns = shape[0], prod(shape[1:])
-    r = min(rows, columns, rank)
-    return r if (rows + columns) * r * 2 < rows * columns else 0
-
-
 def _factor_entries(shape: Sequence[int], rank: int) -> int:
-    return (shape[0] + prod(shape[1:])) * powersgd_rank(shape, rank)
+    """Entries of PowerSGD's two factors of a gradient of this shape; 0 if it is sent whole."""
+    rows, columns = shape[0], prod(shape[1:])
+    entries = (rows + columns) * min(rows, columns, rank)
+    return entries if 2 * entries < rows * columns else 0

@@ -107,12 +107,6 @@ def matmul_parameters(model: ModelConfig) -> dict[str, int]:
     }
 
 
-def approximate_parameter_count(model: ModelConfig) -> int:
-    """12 L D^2: the matrices of L blocks of GPT-2's shape, without embeddings, norms and biases. Narayanan et al. 2021
-    (Megatron-LM, equation 2) adds the rest: 12 L D^2 (1 + 13/(12 D) + (V + T)/(12 L D))."""
-    return 12 * model.n_layer * model.d_model**2
-
-
 def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     """The shape of every parameter tensor, with GPT's names and order."""
     D = model.d_model

@@ -57,14 +57,7 @@ def open_corpus(data: DataConfig, *, tokenizer: Tokenizer | None = None) -> Corp
         tokenizer = tokenizer or train_tokenizer(data)
         tokens, manifest, _ = read_corpus(_tokenized(text, tokenizer), tokenizer)
     split = len(tokens) - int(len(tokens) * data.val_fraction)
-    name = manifest.name
-    return Corpus(
-        name=name,
-        train=tokens[:split],
-        val=tokens[split:],
-        tokenizer=tokenizer,
-        sha256=manifest.sha256,
-    )
+    return Corpus(manifest.name, tokens[:split], tokens[split:], tokenizer, manifest.sha256)
 
 
 def train_tokenizer(data: DataConfig) -> Tokenizer:

@@ -46,10 +46,6 @@ class Accelerator:
     def memory_bytes_s(self) -> float | None:
         return None if self.memory_tb_s is None else self.memory_tb_s * 1e12
 
-    @property
-    def link_bytes_s(self) -> float | None:
-        return None if self.link_gb_s is None else self.link_gb_s * 1e9
-
     def peak_flops(self, precision: str) -> float | None:
         """Peak FLOP/s of matrix products in a precision; None without hardware units or without a figure.
 
@@ -57,9 +53,6 @@ class Accelerator:
         """
         tflops = self.tflops.get(f"{precision}_matrix", self.tflops.get(precision))
         return None if tflops is None else tflops * 1e12
-
-    def source(self, figure: str) -> str:
-        return f"{self.sources.get(figure, self.sources['all'])} ({self.verification})"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,8 +119,6 @@ def _neox(config: ModelConfig, state: dict[str, Tensor]) -> tuple[dict, dict[str
         "rotary_pct": 1.0,
         "rotary_emb_base": config.rope_theta,
         "attention_bias": config.bias,
-        "attention_dropout": 0.0,
-        "hidden_dropout": 0.0,
     }
     names = {"token_embedding": "gpt_neox.embed_in", "norm": "gpt_neox.final_layer_norm", "head": "embed_out"}
     inner = {"attn_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
@@ -149,7 +147,6 @@ def _llama(config: ModelConfig, state: dict[str, Tensor]) -> tuple[dict, dict[st
         "rope_theta": config.rope_theta,
         "attention_bias": config.bias,
         "mlp_bias": config.bias,
-        "attention_dropout": 0.0,
     }
     H, G, C, F = config.n_head, config.kv_heads, config.d_head, config.ff_width
     names = {"token_embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
