@@ -12,7 +12,6 @@ import pytest
 from aiscale.config import ConfigError, DataConfig
 from aiscale.data import (
     Batches,
-    CorpusError,
     embedded_text,
     find_text,
     learn,
@@ -67,12 +66,12 @@ def test_a_corpus_larger_than_the_memory_allowed_is_written_and_read(tmp_path, m
 
 def test_a_truncated_corpus_is_refused_by_name(folder):
     os.truncate(folder / "tokens.bin", 9998)
-    with pytest.raises(CorpusError, match=r"tokens.bin is not whole: 5000 tokens of 2 bytes, .* 9998 bytes"):
+    with pytest.raises(ConfigError, match=r"tokens.bin is not whole: 5000 tokens of 2 bytes, .* 9998 bytes"):
         read_corpus(folder)
 
 
 def test_a_folder_is_refused_to_a_run_with_another_tokenizer(folder):
-    with pytest.raises(CorpusError, match="has another vocabulary"):
+    with pytest.raises(ConfigError, match="has another vocabulary"):
         open_corpus(DataConfig(corpus=str(folder)), tokenizer=learn("char", [embedded_text()]))
     with pytest.raises(ConfigError, match="prepared with a byte tokenizer of 256 tokens, but data.tokenizer is bpe"):
         train_tokenizer(DataConfig(corpus=str(folder), tokenizer="bpe"))

@@ -88,7 +88,7 @@ def test_each_planted_fault_fails_its_case(fault, case, more_verdicts):
 def check_red(verdict):
     assert not verdict.holds
     if "micro-batch-dropped" in verdict.case.name:  # evaluations miss it too, and are compared by their tokens first
-        assert verdict.error.startswith("CaseError: evaluations of (step, tokens) [(10, 192)")
+        assert verdict.error.startswith("RuntimeError: evaluations of (step, tokens) [(10, 192)")
         return
     # So far above fp32's tolerance that every case detects it.
     assert verdict.error == "" and max(verdict.differences) > 1e-4

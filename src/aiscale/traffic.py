@@ -1,17 +1,14 @@
 """Counts what a rank of any script passes to collectives, between two lines of it.
 
     from aiscale import traffic              # before init_process_group: torch then records each collective
-
     with traffic.count() as sent:
         loss.backward()
     print(sent)                              # all_reduce: calls 2, bytes 827,392
-    sent["all_reduce"].payload_bytes         # 827392
 
     torchrun --nproc-per-node=4 -m aiscale.traffic train_ddp.py --steps 3       # the sum over a whole script
 
 A payload is the whole buffer: the output of an all-gather, the input of a reduce-scatter. torch's flight recorder has
-the collectives of NCCL and gloo, whichever library calls them (DDP, DeepSpeed, FSDP). On gloo, torch carries out a
-reduce-scatter as an all-reduce of the same bytes, and does not record sends and receives.
+the collectives of NCCL and gloo, whichever library calls them, but not gloo's sends and receives.
 """
 
 from __future__ import annotations

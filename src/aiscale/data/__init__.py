@@ -7,5 +7,5 @@ from aiscale.data.images import draw_shapes
 from aiscale.data.order import Batches
 from aiscale.data.prepare import prepare_corpus
 from aiscale.data.science import package_documents
-from aiscale.data.stored import CorpusError, read_corpus
+from aiscale.data.stored import read_corpus
 from aiscale.data.tokenizers import Tokenizer, learn

@@ -37,10 +37,6 @@ class Text:
     pieces: Callable[[], Iterator[str]]  #: a fresh pass over the text
 
 
-class CorpusError(ConfigError):
-    """Tokens on disk that cannot be used; the message names the file."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """The content of manifest.json."""
@@ -61,10 +57,10 @@ def is_corpus(folder: Path) -> bool:
 
 
 def read_corpus(folder: Path, tokenizer: Tokenizer | None = None) -> tuple[np.memmap, Manifest, Tokenizer]:
-    """(tokens, manifest, tokenizer) of a folder; raises CorpusError if its tokenizer is not `tokenizer`."""
+    """(tokens, manifest, tokenizer) of a folder; raises ConfigError if its tokenizer is not `tokenizer`."""
     manifest, tokenizer = read_manifest(folder), tokenizer or read_tokenizer(folder)
     if manifest.tokenizer_sha256 != tokenizer.sha256:
-        raise CorpusError(
+        raise ConfigError(
             f"{folder} has another vocabulary ({manifest.vocab_size} tokens, {manifest.tokenizer_sha256[:8]}) than the "
             f"{tokenizer.kind} tokenizer in use ({tokenizer.vocab_size} tokens, {tokenizer.sha256[:8]}): "
             "use the tokenizer it was made with, or prepare the corpus again"
@@ -72,7 +68,7 @@ def read_corpus(folder: Path, tokenizer: Tokenizer | None = None) -> tuple[np.me
     file, width = folder / TOKENS, np.dtype(tokenizer.dtype).itemsize
     size = file.stat().st_size if file.is_file() else 0
     if size != width * manifest.tokens:
-        raise CorpusError(
+        raise ConfigError(
             f"{file} is not whole: {manifest.tokens} tokens of {width} bytes, and it has {size} bytes: delete its "
             "folder and prepare it again"
         )
@@ -81,18 +77,12 @@ def read_corpus(folder: Path, tokenizer: Tokenizer | None = None) -> tuple[np.me
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a finished folder."""
-    if not folder.is_dir():
-        raise CorpusError(f"there is no folder {folder}: name one that `aiscale data prepare` has made")
     if not (folder / MANIFEST).is_file():
-        raise CorpusError(f"{folder} is an unfinished corpus (no {MANIFEST}): run `aiscale data prepare` again")
-    try:
-        manifest = Manifest(**json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
-    except (TypeError, ValueError):
-        manifest = None
-    if manifest is None or manifest.version != VERSION:
-        what = f"{folder / MANIFEST} is damaged, or of another version than this aiscale's {VERSION}"
-        raise CorpusError(f"{what}: delete {folder} and prepare the corpus again")
-    return manifest
+        raise ConfigError(f"{folder} is an unfinished corpus (no {MANIFEST}): run `aiscale data prepare` again")
+    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    if manifest["version"] != VERSION:
+        raise ConfigError(f"{folder} is of another version than this aiscale's {VERSION}: delete and prepare it again")
+    return Manifest(**manifest)
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
@@ -144,6 +134,6 @@ def replacing(file: Path) -> Iterator[BinaryIO]:
             os.fsync(stream.fileno())
         temporary.replace(file)
     except OSError as error:
-        raise CorpusError(f"{file} cannot be written: {error.strerror or error}") from None
+        raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from None
     finally:
         temporary.unlink(missing_ok=True)

@@ -37,10 +37,6 @@ TOLERANCE = {"fp64": 1e-10, "fp32": 2e-5}
 _JOBS_AT_A_TIME = 2  #: while the ranks of one wait for each other, the other computes
 
 
-class CaseError(RuntimeError):
-    """A case wrote nothing to compare; the message is one line."""
-
-
 @dataclass(frozen=True)
 class Verdict:
     """A case's differences from its reference."""
@@ -138,7 +134,7 @@ def _differences(outcome: Outcome, true: Outcome) -> tuple[float, float, float, 
     (metrics, evaluations, weights), (true_metrics, true_evaluations, true_weights) = outcome, true
     when, truly_when = ([(line["step"], line["tokens"]) for line in lines] for lines in (evaluations, true_evaluations))
     if not when or when != truly_when:
-        raise CaseError(f"evaluations of (step, tokens) {when}, expected {truly_when}")
+        raise RuntimeError(f"evaluations of (step, tokens) {when}, expected {truly_when}")
     norms = [a["grad_norm"] / b["grad_norm"] - 1 for a, b in zip(metrics, true_metrics, strict=True)]
     return (
         _largest_of_losses(metrics, true_metrics),
@@ -155,12 +151,12 @@ def _largest_of_losses(lines: list[dict], true_lines: list[dict]) -> float:
 def _read(path: Path, case: Case) -> Outcome:
     metrics = read_metrics(path)
     if len(metrics) != STEPS:
-        raise CaseError(f"{path.name} left {len(metrics)} losses, expected {STEPS}")
+        raise RuntimeError(f"{path.name} left {len(metrics)} losses, expected {STEPS}")
     newest = checkpoint.latest(path / "checkpoints")
     note = checkpoint.read_note(newest)
     ran, meant = (note["layout"]["strategy"], note["world_size"]), (case.strategy, case.ranks)
     if ran != meant:
-        raise CaseError(f"{path.name} ran as {ran[0]} on {ran[1]} ranks, not as {meant[0]} on {meant[1]}")
+        raise RuntimeError(f"{path.name} ran as {ran[0]} on {ran[1]} ranks, not as {meant[0]} on {meant[1]}")
     run = load_run(path)
     dtype = torch.float64 if run.loop.precision == "fp64" else torch.float32
     # NaN: weights missing from the checkpoint must not be right by chance.

@@ -44,8 +44,6 @@ DTYPES = {"bf16": torch.bfloat16, "fp64": torch.float64}  #: of weights and acti
 def start_groups(grid: Grid) -> None:
     """Create Megatron-Core's process groups with the world's backend, so that their traffic is counted."""
     logging.getLogger("megatron").setLevel(logging.ERROR)
-    if parallel_state.model_parallel_is_initialized():
-        raise RuntimeError("another Megatron-Core engine is open in this process: close() it first")
     parallel_state.initialize_model_parallel(
         grid.tp,
         grid.pp,
