@@ -27,25 +27,18 @@ if torch.cuda.is_available():  # the n-th rank of a node has its n-th GPU, or th
 
 
 class Radius:
-    """A hook for DDP: every `interval`-th step sends all, the others the same few entries of each matrix.
-
-    What is not sent waits in a residual on each rank until the next dense step. All ranks choose the same entries,
-    those that Adam moves most, so no index is ever sent.
-    """
+    """A hook for DDP: every `interval`-th step sends all, the others the same few entries of each matrix."""
 
     def __init__(self, model, density, interval):
         self.density, self.interval, self.step = density, interval, 0
         self.residual = {p: torch.zeros(p.numel(), device=p.device) for p in model.parameters()}
         self.mask = {p: torch.ones(p.numel(), dtype=torch.bool, device=p.device) for p in model.parameters()}
 
-    def is_dense(self):
-        return self.step % self.interval == 0
-
     def hook(self, _, bucket):
         parameters, gradient = bucket.parameters(), bucket.buffer()
         total = gradient + torch.cat([self.residual[p] for p in parameters])
         mask = torch.cat([self.mask[p] for p in parameters])
-        if self.is_dense():
+        if self.step % self.interval == 0:
             mask = torch.ones_like(mask)
         sent = dist.all_reduce(total[mask] / world_size, async_op=True).get_future()
         kept = total.masked_fill(mask, 0).split([p.numel() for p in parameters])
@@ -53,7 +46,7 @@ class Radius:
         return sent.then(lambda mean: torch.zeros_like(gradient).masked_scatter_(mask, mean.value()[0]))
 
     def after_step(self, optimizer):
-        if self.is_dense():
+        if self.step % self.interval == 0:
             for p in filter(lambda p: p.dim() > 1, self.mask):  # biases and norms are always sent
                 state = optimizer.state[p]
                 direction = (state["exp_avg"] / (state["exp_avg_sq"].sqrt() + 1e-8)).abs().flatten()
