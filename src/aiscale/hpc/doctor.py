@@ -48,11 +48,7 @@ class Finding:
         return f"{mark} {self.name:16} {self.text}" + f" → {self.remedy}" * bool(self.remedy)
 
 
-# The node -------------------------------------------------------------------------------------------------------------
-
-
 def examine() -> Iterator[Finding]:
-    """All findings of this node, in order; takes a few seconds."""
     yield Finding("Python", "ok", f"{platform.python_version()}, {sys.prefix}")  # pip refuses others
     yield _packages()
     yield _devices()
@@ -103,9 +99,6 @@ def settings(env: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding("modules", "ok", modules.replace(":", " "))
 
 
-# The ranks ------------------------------------------------------------------------------------------------------------
-
-
 def check_ranks(world) -> list[Finding]:
     """One all-reduce of all ranks, and the cores that they share; the same on every rank."""
     import torch
@@ -125,9 +118,8 @@ def check_ranks(world) -> list[Finding]:
         cores.setdefault(host, []).append(own)
     text = f"{world.size} on {len(cores)} node{'s' * (len(cores) > 1)}: an all-reduce of {ALL_REDUCE_BYTES >> 20} MiB "
     text += f"over {world.backend} "
-    if all(ok for _, _, ok, _ in every):
-        findings = [Finding("ranks", "ok", text + f"in {max(each[-1] for each in every) * 1e3:,.1f} ms")]
-    else:
+    findings = [Finding("ranks", "ok", text + f"in {max(each[-1] for each in every) * 1e3:,.1f} ms")]
+    if not all(ok for _, _, ok, _ in every):
         findings = [Finding("ranks", "wrong", text + "gave a wrong sum", "the network corrupts data")]
     for host, each in cores.items():
         if (several := len(set().union(*each))) < len(each):
@@ -144,9 +136,6 @@ def alike(nodes: Mapping[str, list[Finding]]) -> list[Finding]:
             where.setdefault(finding, []).append(node)
     few = {one: f"  [{', '.join(some)}]" for one, some in where.items() if len(some) < len(nodes)}
     return [dataclasses.replace(one, text=one.text + few.get(one, "")) for one in where]
-
-
-# The command ----------------------------------------------------------------------------------------------------------
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -171,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _as_rank(device: str, *, look: bool) -> int:
-    """One rank of several. `look`: the first of each node also examines it, and rank 0 gives the verdict."""
+    """`look`: the first rank of each node also examines it, and rank 0 gives the verdict."""
     from aiscale.distributed import connect
 
     world = connect(device)

@@ -26,9 +26,6 @@ from aiscale.recipes import recipe
 ASK_ABOVE = 50  #: node-hours
 LIMIT_S = 180  #: for a program that asks a busy file system or Slurm
 
-# The file -------------------------------------------------------------------------------------------------------------
-
-
 #: what sbatch reads from the environment, of what is checked here
 _VARIABLES = {"account": "SBATCH_ACCOUNT", "time": "SBATCH_TIMELIMIT", "qos": "SBATCH_QOS"}
 _VARIABLES |= {"partition": "SBATCH_PARTITION", "constraint": "SBATCH_CONSTRAINT"}
@@ -64,10 +61,7 @@ class Launcher:
 
     @property
     def nodes(self) -> int:
-        try:
-            return int(self.options.get("nodes", "1").partition("-")[0])
-        except ValueError:
-            raise ConfigError(f"--nodes is {self.options['nodes']}: it must be a number") from None
+        return int(self.options.get("nodes", "1").partition("-")[0])
 
     @property
     def ranks(self) -> int:
@@ -75,9 +69,7 @@ class Launcher:
 
     @property
     def hours(self) -> float:
-        if "time" not in self.options:
-            raise ConfigError(f"{self.path} has no --time: add #SBATCH --time=00:30:00")
-        return hours_of(self.options["time"])
+        return hours_of(self.options.get("time", "none"))
 
     @property
     def starts(self) -> int:
@@ -118,7 +110,7 @@ class Launcher:
 
 
 def sbatch_options(words: Iterable[str]) -> dict[str, str]:
-    """{long name: value} of the options of sbatch that are checked here; others are left out."""
+    """{long name: value} of the options of sbatch that are checked here."""
     options, _ = _SBATCH.parse_known_args(list(words))
     return {name.replace("_", "-"): value for name, value in vars(options).items() if value}
 
@@ -136,9 +128,6 @@ def hours_of(time: str) -> float:
     return first / 60 + (second or 0) / 3600
 
 
-# The checks -----------------------------------------------------------------------------------------------------------
-
-
 def examine(job: Launcher) -> Iterator[Finding]:
     yield from environment(job)
     if run := job.run():
@@ -151,7 +140,6 @@ def examine(job: Launcher) -> Iterator[Finding]:
 
 
 def environment(job: Launcher) -> Iterator[Finding]:
-    """Is the environment there, and can aiscale be imported from it?"""
     where, script = job.setting("ENVIRONMENT"), job.setting("SCRIPT")
     python = Path(where.removesuffix(".tar.gz")) / "bin/python"
     build = f"launchers/{job.site.name}/build_environment.sh PREFIX" if job.site.build.create else "build one at PREFIX"
@@ -172,7 +160,6 @@ def environment(job: Launcher) -> Iterator[Finding]:
 
 
 def layout(job: Launcher, run: Run) -> Iterator[Finding]:
-    """What does not divide over this number of ranks, which they would say only in the job."""
     try:
         run.check_world(job.ranks)
     except ConfigError as error:
@@ -207,7 +194,6 @@ def checkpoints(run: Run) -> tuple[int, int]:
 
 
 def space(job: Launcher, run: Run) -> Finding:
-    """Is there room for the checkpoints that this run will write?"""
     runs = Path(job.setting("RUNS") or "runs")
     _, count = checkpoints(run)
     one = checkpoint_bytes(run, job.ranks)
@@ -278,9 +264,6 @@ def size_of(nbytes: float) -> str:
     return f"{nbytes / 1e6:,.0f} MB"
 
 
-# The command ----------------------------------------------------------------------------------------------------------
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--dry-run", action="store_true", help="only check, and print the command that would submit it")
@@ -322,7 +305,6 @@ def node_hours(job: Launcher) -> float:
 
 
 def price(job: Launcher) -> Finding:
-    """The most that it costs, in node-hours and as the site charges."""
     place, hours, options = job.place, node_hours(job), job.options
     cpus = int(options.get("cpus-per-task", "0")) * int(options.get("ntasks-per-node", "1"))
     charged = hours * place.charge_of(cpus, options.get("partition", ""), options.get("qos", ""))
@@ -336,6 +318,4 @@ def _site(name: str | None, path: Path) -> Site:
     folder = path.absolute().parent.name
     if place := find(name) if name else here() or (find(folder) if folder in names() else None):
         return place
-    raise ConfigError(
-        f"this site is unknown: set --site to {', '.join(names())} or a profile of your own (.toml), before the file"
-    )
+    raise ConfigError(f"this site is unknown: set --site to {', '.join(names())} or your own .toml, before the file")

@@ -31,8 +31,7 @@ SHIPPED = ("frontier", "perlmutter")  #: the sites whose launchers are committed
 
 
 def render_all(place: Site) -> dict[str, str]:
-    """{name: text} of all files of a site: the launchers that fit it, and the script that builds their environment if
-    the profile has one."""
+    """{name: text} of the launchers that fit a site, and of the script that builds their environment."""
     files = {f"{lesson.name}.sbatch": render(lesson, place) for lesson in LESSONS.values() if fits(lesson, place)}
     if place.build.create:
         files[BUILD] = _finish(templates().get_template(BUILD + ".j2").render(site=place), place)
@@ -129,7 +128,9 @@ def head(job: _Job) -> list[str]:
     shown = [f"  {words:{width}}  {what}" for words, what in calls]
     if lesson.variants:
         shown.append(f"To compare with others: sbatch -J NAME {name} --set name=NAME, and")
-        shown += [f"  {' '.join(f'--set {word}' for word in words)}  ({what})" for what, words in lesson.variants]
+        shown += [
+            f"  {' '.join(f'--set {word}' for word in words)}  ({what})" for what, words in lesson.variants.items()
+        ]
     return [*lines, *shown]
 
 
@@ -150,7 +151,6 @@ def expected(job: _Job) -> str:
 
 
 def _two(number: float) -> str:
-    """With two digits, which is all that a plan is good for."""
     return f"{float(f'{number:.2g}'):,.10g}"
 
 
@@ -196,10 +196,8 @@ def _directives(job: _Job) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
         lines.append((f"--constraint={job.kind.constraint}", "; ".join(rules.features[word] for word in words)))
     lines += [line.partition("  # ")[::2] for line in place.sbatch]
     if lesson.work == "train":
-        lines.append(
-            (f"--signal=USR1@{lesson.signal_s}", f"{lesson.signal_s} s before the end the ranks save and stop")
-        )
-        lines.append(("--no-requeue", ""))
+        why = f"{lesson.signal_s} s before the end the ranks save and stop"
+        lines += [(f"--signal=USR1@{lesson.signal_s}", why), ("--no-requeue", "")]
         lines.append(("--open-mode=append", "a requeued job goes on in the same file"))
     if lesson.work in ("train", "scaling", "study"):
         lines.append(("--dependency=singleton", "two jobs of one name would write the same folder"))
@@ -212,7 +210,6 @@ def _clock(hours: float) -> str:
 
 
 def _finish(text: str, place: Site) -> str:
-    """No trailing blanks, no two empty lines in a row, the sources at the end."""
     lines = "\n".join(line.rstrip() for line in text.splitlines())
     return re.sub(r"\n{3,}", "\n\n", lines).strip("\n") + "\n" + sources_of(text, place)
 
@@ -231,12 +228,10 @@ def _comment(text: str) -> str:
 
 
 def _comment_lines(lines: Iterable[str]) -> str:
-    """Each as a comment of its own; those that begin with a blank, commands, are left as they are."""
     return "\n".join(f"# {line}" if line[0] == " " else _comment(line) for line in lines)
 
 
 def _aligned(pairs: Iterable[tuple[str, str]], lead: str = "") -> str:
-    """Lines of `lead` and a text each, with their comments in one column if they fit."""
     pairs = list(pairs)
     column = min(44, max(len(lead + text) for text, _ in pairs)) + 2
     return "\n".join(f"{lead + text:{column}}# {why}" if why else lead + text for text, why in pairs)
@@ -270,9 +265,6 @@ def drift(out: str | Path, places: Iterable[Site] | None = None) -> list[Path]:
     expected = {folder / name: text for folder, files in folders.items() for name, text in files.items()}
     there = {path: path.read_text() for folder in folders for path in folder.glob("*.s*")}
     return sorted(path for path in expected.keys() | there.keys() if expected.get(path) != there.get(path))
-
-
-# The command ----------------------------------------------------------------------------------------------------------
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -169,9 +169,8 @@ class Shell:
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """How the site's environment is built, in pieces of bash; without `create` there is no build_environment.sh. They
-    may read $PREFIX (the environment's folder), $WHEELHOUSE (a folder of wheels, if there is one) and $MODE: build,
-    download (only fill $WHEELHOUSE) or offline (only from $WHEELHOUSE)."""
+    """How the site's environment is built, in pieces of bash, which may read $PREFIX (its folder), $WHEELHOUSE (of
+    wheels, if any) and $MODE: build, download (only fill $WHEELHOUSE) or offline (only from $WHEELHOUSE)."""
 
     python: str = ""  #: version
     torch: str = ""  #: version, also in the site's requirements.lock
@@ -241,7 +240,7 @@ class Site:
         return max(place.share if place else 0.0 for place in places)
 
     def part(self, ranks: int) -> Site:
-        """This site for a job of a few ranks: with a part of a node, where partition or QOS shares nodes."""
+        """With a part of a node for a few ranks, where partition or QOS shares nodes."""
         rules, node, each = self.scheduler, self.node, self.node.ranks_per_node
         if ranks >= each or ranks > self._shares(self.partition, self.qos) * each:
             return self
@@ -258,8 +257,7 @@ class Site:
         )
 
     def step_prefix(self, nodes: int) -> list[str]:
-        """Words before a step's command that give its ranks what a launcher would export: the network's variables, and
-        those that srun overwrites."""
+        """Words before a step's command that give its ranks what a launcher would export."""
         shell, variables = self.shell, [f"{name}={value}" for name, value in self.rank_env.items()]
         lines = [shell.network, shell.many_nodes if nodes > 1 else shell.one_node]
         script = "\n".join(line.strip() for line in lines if line.strip())
@@ -268,8 +266,6 @@ class Site:
 
     def __post_init__(self) -> None:
         rules = self.scheduler
-        if not re.fullmatch(r"[a-z][a-z0-9_-]*", self.name):
-            raise SiteError(f"name is {self.name!r}: it names a folder, so use small letters, digits, - and _")
         settings = {"partitions": self.partition or rules.default_partition, "qos": self.qos or rules.default_qos}
         for table, value in settings.items():
             kind, valid = table.removesuffix("s" * (table != "qos")), getattr(rules, table)
@@ -278,9 +274,6 @@ class Site:
         named = {word for kind in self.node.kinds for word in re.split(r"[&|]", kind.constraint) if word}
         if unknown := sorted(named - set(rules.features)):
             raise SiteError(f"node.kinds names the constraint {unknown[0]}, which scheduler.features lacks: add it")
-
-
-# reading --------------------------------------------------------------------------------------------------------------
 
 
 def names() -> list[str]:
