@@ -82,8 +82,8 @@ def test_a_truncated_shard_is_refused(strategy, trained, tmp_path):
     [
         ("zero", "zero", {"settings": ("parallel.zero_stage=3",)}, "at ZeRO stage 2, but this job has 2 at stage 3"),
         ("zero", "zero", {"nproc": 4}, "was written by 2 ranks at ZeRO stage 2, but this job has 4 at stage 2"),
-        ("zero", "ddp", {}, "by strategy zero in the format deepspeed, but strategy ddp reads dcp: set parallel.str"),
-        ("megatron", "pipeline", {}, "by strategy megatron in the format megatron, but strategy pipeline reads dcp"),
+        ("zero", "ddp", {}, "is of strategy zero, which ddp cannot read: set parallel.strategy=zero"),
+        ("megatron", "pipeline", {}, "is of strategy megatron, which pipeline cannot read"),
     ],
 )
 def test_a_checkpoint_of_another_layout_is_refused(wrote, reads, options, message, trained):

@@ -163,7 +163,7 @@ def test_two_runs_never_write_to_one_folder(tmp_path):
 @pytest.mark.parametrize("setting", ["loop.global_batch=8", "loop.seq_len=16", "optimizer.name=sgd"])
 def test_a_changed_training_is_not_resumed(setting, tmp_path):
     train(tmp_path)
-    with pytest.raises(RunFolderError, match=f"tiny was trained with {setting.split('=')[0]}=.*, not .*: resume with"):
+    with pytest.raises(RunFolderError, match=f"tiny was trained with {setting.split('=')[0]}=.*, not .*: start"):
         train(tmp_path, "loop.steps=9", setting, resume=True)
 
 
@@ -189,9 +189,9 @@ def test_a_finished_job_that_is_started_again_succeeds(tmp_path, capsys):
 
 def test_results_are_not_overwritten_silently(tmp_path):
     train(tmp_path)
-    with pytest.raises(RunFolderError, match="tiny already holds a run: add --resume to continue it, --overwrite"):
+    with pytest.raises(RunFolderError, match="tiny already holds a run: add --resume, --overwrite"):
         train(tmp_path)
-    with pytest.raises(RunFolderError, match="tiny was trained with model.n_layer=2, not 3: resume with the same"):
+    with pytest.raises(RunFolderError, match="tiny was trained with model.n_layer=2, not 3: start another run"):
         train(tmp_path, "model.n_layer=3", resume=True)
     with pytest.raises(ConfigError, match="tiny has already taken 6 of 6 steps: raise loop.steps to train longer"):
         train(tmp_path, resume=True)
@@ -209,7 +209,7 @@ def test_a_nonfinite_loss_stops_the_run_and_says_where(tmp_path):
         train(tmp_path, "optimizer.lr=1e30", "optimizer.clip_norm=0", "optimizer.name=sgd")
     text = str(stop.value)
     assert "is nan at step" in text or "is inf at step" in text
-    assert "global batch" in text and "the last finite loss was" in text and "lower optimizer.lr (now 1e+30)" in text
+    assert "the last finite loss was" in text and "lower optimizer.lr (now 1e+30)" in text
     note = json.loads((tmp_path / "tiny/run.json").read_text())
     assert note["status"] == "failed" and "TrainingError" in note["error"]
 

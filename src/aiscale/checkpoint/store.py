@@ -61,7 +61,6 @@ def save(engine, folder: str | Path, *, step: int, keep: int = 2) -> Path:
 
 @contextmanager
 def _written_or_gone(final: Path, partial: Path, world: World) -> Iterator[None]:
-    """Turn errors into one line, and remove an incomplete checkpoint."""
     remedy = "free some space or ask for it; earlier checkpoints are untouched"
     with _refusal(f"cannot write {final}", remedy, PeerError, RuntimeError):
         try:
@@ -89,10 +88,9 @@ def load(engine, path: str | Path) -> int:
 def _readable_note(engine, path: Path) -> dict:
     note = read_note(path)
     if note["format"] != engine.checkpoint_format:
-        wrote = note["layout"]["strategy"]
+        wrote, reads = note["layout"]["strategy"], engine.run.parallel.strategy
         raise CheckpointError(
-            f"{path} was written by strategy {wrote} in the format {note['format']}, but strategy "
-            f"{engine.run.parallel.strategy} reads {engine.checkpoint_format}: set parallel.strategy={wrote}"
+            f"{path} is of strategy {wrote}, which {reads} cannot read: set parallel.strategy={wrote}"
         )
     return note
 
@@ -115,8 +113,7 @@ def load_weights(model_state: dict, path: str | Path) -> None:
 
 def latest(folder: str | Path) -> Path | None:
     """The newest complete checkpoint below `folder`, or None."""
-    paths = whole(Path(folder))
-    return paths[-1] if paths else None
+    return max(whole(Path(folder)), default=None)
 
 
 def whole(folder: Path) -> list[Path]:
@@ -125,7 +122,6 @@ def whole(folder: Path) -> list[Path]:
 
 
 def read_note(path: Path) -> dict:
-    """The checkpoint's note: format version, step, ranks that wrote it. Raises CheckpointError."""
     try:
         note = json.loads((path / NOTE).read_text())
         version, _, _ = note["format_version"], note["step"], note["format"]
@@ -135,14 +131,13 @@ def read_note(path: Path) -> dict:
         raise CheckpointError(f"{path} is damaged: {NOTE} is not what was written; delete it to use the one before")
     if version != FORMAT_VERSION:
         raise CheckpointError(
-            f"{path} has format version {version}, this aiscale reads {FORMAT_VERSION}: use the aiscale that wrote it"
+            f"{path} has format version {version}, not {FORMAT_VERSION}: use the aiscale that wrote it"
         )
     return note
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hide torch's warnings that a single process saves alone, and older versions' about their own calls."""
     with warnings.catch_warnings():
         for message in ("torch.distributed is disabled", "TypedStorage is deprecated"):
             warnings.filterwarnings("ignore", message=message)

@@ -25,7 +25,7 @@ from aiscale.meter import Meter, held_bytes, peak_memory_bytes
 from aiscale.model.build import count_parameters
 from aiscale.optim import lr_at
 from aiscale.parallel import StepResult, build
-from aiscale.train.records import Records, RunFolderError
+from aiscale.train.records import Records
 from aiscale.train.saving import newest_good
 
 
@@ -58,11 +58,10 @@ def fit(
     progress: bool = True,
     note_saved: str | Path | None = None,
 ) -> Result:
-    """Train `run` on the ranks of `world` (default: those that `connect` finds).
+    """Train `run` on the ranks of `world` (default: those that `connect` finds); results go to runs_dir/NAME.
 
-    Results go to runs_dir/NAME, which is never overwritten unless `overwrite` is set; `resume` continues exactly from
-    its newest checkpoint. `note_saved`: a file that gets the path of each completed checkpoint. Raises ConfigError,
-    ConnectError, RunFolderError or TrainingError with one line.
+    `resume` continues exactly from its newest checkpoint. `note_saved`: a file that gets the path of each completed
+    checkpoint. Raises ConfigError, ConnectError, RunFolderError or TrainingError with one line.
     """
     own_world = world is None
     # The watchdog must time out before the backend: it knows which rank is missing.
@@ -173,7 +172,7 @@ class _Training:
 
     def note_failure(self, what: str) -> None:
         if self.records:
-            with suppress(RunFolderError):  # a full disk must not hide the error
+            with suppress(OSError):  # a full disk must not hide the error
                 self.records.finish("failed", error=what)
 
     def note_hang(self, what: str) -> None:
@@ -190,9 +189,8 @@ class _Training:
         value = outcome.loss if broken == "loss" else outcome.grad_norm
         before = f"the last finite loss was {last[1]:.4f} at step {last[0] + 1}" if last else "it was the first step"
         raise TrainingError(
-            f"the {broken} is {value} at step {step + 1}, global batch {step} of data.seed {self.run.data.seed}; "
-            f"{before}: lower optimizer.lr (now {self.run.optimizer.lr}), lengthen optimizer.warmup_steps, "
-            "or use loop.precision=fp32; checkpoints are untouched"
+            f"the {broken} is {value} at step {step + 1}; {before}: lower optimizer.lr (now {self.run.optimizer.lr}), "
+            "lengthen optimizer.warmup_steps, or use loop.precision=fp32; checkpoints are untouched"
         )
 
     def _log(self, step: int, outcome: StepResult, measures: dict) -> None:
@@ -219,14 +217,13 @@ class _Training:
             self.records.append("eval", step=step, loss=loss, perplexity=math.exp(min(loss, 700)), tokens=tokens)
 
     def _resume(self) -> int:
-        folder = newest_good(self.path / "checkpoints", self.world, _tell)
+        folder = newest_good(self.path / "checkpoints", self.world)
         step = checkpoint.load(self.engine, folder) if folder else 0
         if self.records:
             self.records.rewind(step)
         if step >= self.total_steps:
-            raise AlreadyTrained(
-                f"{self.path} has already taken {step} of {self.total_steps} steps: raise loop.steps to train longer"
-            )
+            steps = f"{step} of {self.total_steps} steps"
+            raise AlreadyTrained(f"{self.path} has already taken {steps}: raise loop.steps to train longer")
         return step
 
     def _describe(self) -> None:
@@ -245,9 +242,8 @@ class _Training:
             )
 
     def _bar(self) -> tqdm:
-        # A notebook shows standard error on a red ground; a progress bar is no error.
         in_notebook = "ipykernel" in sys.modules
-        out = sys.stdout if in_notebook else sys.stderr
+        out = sys.stdout if in_notebook else sys.stderr  # a notebook shows standard error on a red ground
         return tqdm(
             total=self.total_steps,
             initial=self.first_step,
@@ -295,15 +291,10 @@ def load_corpus(run: Run, world: World) -> Corpus:
     hashes = world.gather(corpus.sha256)
     if odd := [rank for rank, sha256 in enumerate(hashes) if sha256 != hashes[0]]:
         raise ConfigError(
-            f"data.corpus {run.data.corpus} is not the same text on all ranks: sha256 {hashes[0][:8]} on rank 0, "
-            f"{hashes[odd[0]][:8]} on rank {odd[0]}: give every node the same files and Python version, or a folder "
-            "from aiscale data prepare"
+            f"data.corpus {run.data.corpus} is not the same text on ranks 0 and {odd[0]}: give every node the same "
+            "files and Python version, or a folder from aiscale data prepare"
         )
     return corpus
-
-
-def _tell(message: str) -> None:
-    print(f"aiscale: {message}", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -15,8 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -24,13 +23,12 @@ import psutil
 import torch
 
 from aiscale import checkpoint
-from aiscale.config import ConfigError, Run, remedy, require_writable, write_whole
+from aiscale.config import ConfigError, Run, require_writable, write_whole
 from aiscale.data import Tokenizer
 from aiscale.distributed import World
 from aiscale.model import GPT
 from aiscale.model.build import HFModel, build_model
 from aiscale.processes import usable_cores
-from aiscale.train.saving import unusable
 
 _LOCK = ".lock"
 _PACKAGES = ("aiscale", "torch", "numpy", "transformers", "deepspeed", "megatron-core", "mpi4py")
@@ -61,10 +59,7 @@ class Records:
         if resume:
             _check_same_training(path, run, sha256)
         elif exists and not overwrite:
-            raise RunFolderError(
-                f"{path} already holds a run: add --resume to continue it, --overwrite to replace it, "
-                "or --set name=OTHER"
-            )
+            raise RunFolderError(f"{path} already holds a run: add --resume, --overwrite or --set name=OTHER")
 
     @staticmethod
     def open(path: Path, *, overwrite: bool) -> Records:
@@ -84,16 +79,14 @@ class Records:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             stream.close()
-            raise RunFolderError(
-                f"{self.path} is being written by another run: wait for it, stop it, or use --set name=OTHER"
-            ) from None
+            what = "is being written by another run: wait for it, stop it, or use --set name=OTHER"
+            raise RunFolderError(f"{self.path} {what}") from None
         except OSError:
             pass  # no locks here: batch jobs have --dependency=singleton
         self._lock = stream
         return self
 
     def close(self) -> None:
-        """Close the files. A second call does nothing."""
         for stream in (self._metrics, self._lock):
             if stream:
                 with suppress(OSError):  # a full disk, of which an earlier write has told
@@ -131,17 +124,13 @@ class Records:
             self.write(file.name, "".join(json.dumps(record) + "\n" for record in lines))
 
     def append(self, kind: str, **values) -> None:
-        file = self.path / "metrics.jsonl"
-        with _one_line_if_it_fails(file):
-            if self._metrics is None:
-                self._metrics = file.open("a", buffering=1)
-            self._metrics.write(json.dumps({"kind": kind, **values}) + "\n")
+        if self._metrics is None:
+            self._metrics = (self.path / "metrics.jsonl").open("a", buffering=1)
+        self._metrics.write(json.dumps({"kind": kind, **values}) + "\n")
 
     def write(self, name: str, text: str) -> None:
         """Write a file of the run, atomically."""
-        file = self.path / name
-        with _one_line_if_it_fails(file):
-            write_whole(file, text)
+        write_whole(self.path / name, text)
 
     def _write_note(self) -> None:
         self.write("run.json", json.dumps(self._note, indent=2))
@@ -159,9 +148,7 @@ def load_run(path: str | Path) -> Run:
     except ConfigError as error:
         raise RunFolderError(f"{file} does not fit this version of aiscale: {error}") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise RunFolderError(
-            f"{path} is not a run folder: it has no readable run.json; name one like runs/laptop"
-        ) from None
+        raise RunFolderError(f"{path} is not a run folder: it has no readable run.json") from None
 
 
 def open_trained(path: str | Path) -> tuple[GPT | HFModel, Tokenizer]:
@@ -170,28 +157,15 @@ def open_trained(path: str | Path) -> tuple[GPT | HFModel, Tokenizer]:
     run = load_run(path)
     newest = checkpoint.latest(path / "checkpoints")
     if newest is None:
-        checkpoints = sorted((path / "checkpoints").glob("step_*"))
-        if not checkpoints:
-            raise RunFolderError(f"{path} holds no checkpoint yet: let the run reach one (loop.checkpoint_every)")
-        wrong = unusable(checkpoints[-1])
-        raise RunFolderError(f"{checkpoints[-1]} {wrong}: copy all files of this run here, or train again")
+        raise RunFolderError(f"{path} holds no whole checkpoint: let the run reach one (loop.checkpoint_every)")
     model = build_model(run.model, weights=False)
     weights = model.state_dict()
     checkpoint.load_weights(weights, newest)
     model.load_state_dict(weights)
-    return model.eval(), _tokenizer(path / "tokenizer.json")
-
-
-def _tokenizer(file: Path) -> Tokenizer:
-    try:
-        return Tokenizer.from_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is no tokenizer, or only a part of one"
-        raise RunFolderError(f"{file} cannot be read ({reason}): copy it from where the run was") from None
+    return model.eval(), Tokenizer.from_json((path / "tokenizer.json").read_text(encoding="utf-8"))
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and the packages that matter, and aiscale's commit if it runs from a checkout."""
     facts = {"python": platform.python_version()}
     for package in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
@@ -231,28 +205,20 @@ def _check_same_training(path: Path, run: Run, sha256: str) -> None:
     keys += [("loop", key) for key in ("seq_len", "global_batch", "precision")] + [("optimizer", "name")]
     for section, key in keys:
         if before[section][key] != now[section][key]:
-            raise RunFolderError(
-                f"{path} was trained with {section}.{key}={before[section][key]}, not {now[section][key]}: "
-                "resume with the same model and data, or start another run with --set name=OTHER"
-            )
+            what = f"{section}.{key}={before[section][key]}, not {now[section][key]}"
+            raise RunFolderError(f"{path} was trained with {what}: start another run with --set name=OTHER")
     trained_on = json.loads((path / "run.json").read_text()).get("corpus", {}).get("sha256", sha256)
     if trained_on != sha256:
-        raise RunFolderError(
-            f"{path} was trained on another text under data.corpus {run.data.corpus} (sha256 {trained_on[:8]}, now "
-            f"{sha256[:8]}): bring the old text or Python version back, or start another run with --set name=OTHER"
-        )
+        what = f"another text under data.corpus {run.data.corpus} (sha256 {trained_on[:8]}, now {sha256[:8]})"
+        raise RunFolderError(f"{path} was trained on {what}: start another run with --set name=OTHER")
 
 
 def _read_lines(file: Path) -> list[dict]:
     """The records of a JSONL file; the last line may be incomplete if the job was killed."""
-    lines = file.read_text().splitlines()
-    records = []
-    for i, line in enumerate(lines):
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            if i < len(lines) - 1:
-                raise RunFolderError(f"{file} is damaged in line {i + 1}: delete that line") from None
+    *lines, last = file.read_text().splitlines() or [""]
+    records = [json.loads(line) for line in lines]
+    with suppress(ValueError):
+        records.append(json.loads(last))
     return records
 
 
@@ -263,13 +229,3 @@ def _clear(path: Path) -> None:
             shutil.rmtree(item)
         elif item.name != _LOCK:
             item.unlink()
-
-
-@contextmanager
-def _one_line_if_it_fails(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RunFolderError(
-            f"{file} cannot be written ({error.strerror}): {remedy(error, '--runs-dir')}; the checkpoints are untouched"
-        ) from None

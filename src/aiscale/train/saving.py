@@ -4,30 +4,34 @@ not skipped: `checkpoint.load` refuses it, because going back would lose steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
 from pathlib import Path
 
 from aiscale.checkpoint import NOTE, CheckpointError, integrity, read_note
 from aiscale.distributed import World, alike
 
 
-def newest_good(folder: str | Path, world: World, say: Callable[[str], None] = print) -> Path | None:
+def newest_good(folder: str | Path, world: World) -> Path | None:
     """The newest undamaged checkpoint below `folder`, or None if there are none. All ranks call it: each reads a share
-    of the files. On rank 0 `say` gets a line for each one that is skipped. Raises CheckpointError if all are."""
+    of the files. Raises CheckpointError if all are damaged."""
     folders, unfinished = world.from_rank0(lambda: _newest_first(Path(folder)))
-    if unfinished and world.is_main:
-        say(f"{unfinished} was not finished: resuming from {folders[0].name if folders else 'the start'}")
+    if unfinished:
+        _say(world, f"{unfinished} was not finished: resuming from {folders[0].name if folders else 'the start'}")
     for path, before in zip(folders, [*folders[1:], None], strict=False):
-        wrong = world.from_rank0(lambda path=path: unusable(path)) or _damage(path, world)
+        wrong = world.from_rank0(lambda path=path: _unusable(path)) or _damage(path, world)
         if not wrong:
             return path
         if before is None:
             others = ", and no newer one can be used either" if len(folders) > 1 else ""
             refusal = f"{path} {wrong}{others}: nothing to resume from; start again without --resume, into another run "
             raise alike(CheckpointError(refusal + "(--set name=...)"))
-        if world.is_main:
-            say(f"{path} {wrong}: going back to {before.name}")
+        _say(world, f"{path} {wrong}: going back to {before.name}")
     return None
+
+
+def _say(world: World, message: str) -> None:
+    if world.is_main:
+        print(f"aiscale: {message}", file=sys.stderr, flush=True)
 
 
 def _newest_first(folder: Path) -> tuple[list[Path], Path | None]:
@@ -37,7 +41,7 @@ def _newest_first(folder: Path) -> tuple[list[Path], Path | None]:
     return folders, begun if begun and (not folders or begun.name[1:] > folders[0].name) else None
 
 
-def unusable(path: Path) -> str:
+def _unusable(path: Path) -> str:
     """Why a checkpoint's note rules it out, to follow its name; empty if it does not."""
     if not (path / NOTE).exists():
         return f"is not whole (it has no {NOTE})"
