@@ -58,9 +58,6 @@ def _report(rows: Iterable[Row]) -> int:
     return 0 if all(done) else 1
 
 
-# grading without a browser ------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Row:
     exercise: str
@@ -105,7 +102,6 @@ class Seat:
         return verdict
 
     def again(self, task: Exercise) -> Graded:
-        """Grade what stands in the namespace."""
         with capture_output():
             return task.graded(self._shell.user_ns, cluster.current())
 

@@ -44,7 +44,6 @@ def check(id: str, *, hint: int = 0, solution: bool = False) -> Graded | None:
 
 
 def entry_of(lesson: str, id: str, title: str) -> dict:
-    """What the card knows of an exercise, of a puzzle as well."""
     new = {"title": title, "state": "", "tries": 0, "hints": 0, "solution": False}
     return new | progress.load("exercises", lesson).get(id, {})
 
@@ -56,7 +55,6 @@ def tried(entry: dict, state: str) -> None:
 
 
 def _ladder(task: Exercise, entry: dict) -> str:
-    """The hints reached so far, and how to reach the next one."""
     shown, steps = entry["hints"], len(task.hints)
     lines = [f"Hint {number} of {steps}: {text}" for number, text in enumerate(task.hints[:shown], 1)]
     if shown < steps:
@@ -76,9 +74,6 @@ def _show_solution(lesson: str, task: Exercise, entry: dict) -> None:
     progress.show(f"{head}\n{source}", "near", page)
     entry["solution"] = entry["solution"] or entry["state"] != "right"
     progress.save("exercises", task.id, entry, lesson)
-
-
-# the card -----------------------------------------------------------------------------------------------------------
 
 
 def card() -> None:

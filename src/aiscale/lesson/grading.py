@@ -100,9 +100,6 @@ def exercise(id: str, title: str, function: str, **about: Any) -> Callable[[Call
     return lambda grade: Exercise(id, title, function, grade, **about)
 
 
-# the answer ---------------------------------------------------------------------------------------------------------
-
-
 class _Answer:
     """The participant's function, as graders call it."""
 
@@ -132,7 +129,6 @@ class _Answer:
             raise Empty(f"there is no function {name} on the ranks: {again}")
 
     def __call__(self, *args: Any) -> Any:
-        """The function's result; on ranks a list of results, each of a call with these arguments."""
         return self.each(*[[arg] * self.size for arg in args]) if self._task.ranks else self._here(args)
 
     def _here(self, args: Sequence) -> Any:
@@ -178,7 +174,6 @@ class _Answer:
 
 
 def _knows(name: str) -> bool:
-    """On a rank: whether its cells have defined a function."""
     from IPython import get_ipython
 
     return callable(get_ipython().user_ns.get(name))
@@ -199,9 +194,6 @@ def _call(name: str, args_by_rank: Sequence, inplace: bool) -> tuple[object, dic
     return args[0] if inplace else result, sent
 
 
-# chance and time ----------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """New random numbers for a grader; the notebook's own go on afterwards as if nothing had happened."""
@@ -218,7 +210,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Refuse an answer that takes longer, as one whose ranks wait for each other; the ranks can be used again."""
+    """Refuse an answer that takes longer; the ranks can be used again."""
     rang = []
 
     def ring(*_: object) -> None:

@@ -32,16 +32,12 @@ _made: dict[str, Guess] = {}  #: this process's predictions by name, in the orde
 
 @dataclass(frozen=True)
 class Comparison(Shown):
-    """A guess beside the measured value, in words and as a grade."""
-
     text: str
     grade: str | None = None  #: exact, close, near (a factor of 2) or off; None without a guess
     ratio: float | None = None  #: guess / measured, of numbers
 
 
 class Guess(Shown):
-    """A prediction of a number; see `predict`."""
-
     kind, form = "number", "a number"
 
     def __init__(self, name: str, guess: object, unit: str = "", within: float = 1.1) -> None:
@@ -67,14 +63,12 @@ class Guess(Shown):
         return self.verdict
 
     def keep(self) -> None:
-        """Save the guess on this machine's disk, if one was made."""
         if self.guess is not None:
             verdict = self.verdict or Comparison("")
             entry = {"kind": self.kind, "unit": self.unit, "guess": self.guess, "measured": self.measured}
             save("predictions", self.name, {**entry, "ratio": verdict.ratio, "grade": verdict.grade})
 
     def opening(self) -> str:
-        """What the cell shows that asks for the guess."""
         if self.guess is not None:
             return f"your guess is {self.say(self.guess)}"
         return f"no guess: write {self.form} in place of None and run the cell again"
@@ -103,7 +97,6 @@ class Guess(Shown):
         return Comparison(f"{line}, guess / {self.source} = {ratio:.3g}: {what}", grade, ratio)
 
     def say(self, value: object) -> str:
-        """A number for a person, in its unit."""
         from aiscale.plots.style import format_bytes, format_seconds  # here, because matplotlib loads slowly
 
         if self.unit == "bytes":
@@ -206,8 +199,6 @@ def card() -> None:
 
 predict.card = card
 
-# a grid's names and cells -------------------------------------------------------------------------------------------
-
 
 def _names(names: Names, count: int) -> list[str]:
     """The names of a grid's rows or columns: as they are given, or "rank 0", "rank 1" from "rank"."""
@@ -215,7 +206,6 @@ def _names(names: Names, count: int) -> list[str]:
 
 
 def _plain(cell: object) -> object:
-    """As it is compared: text in any case, and nothing as None."""
     return (cell.strip().lower() or None) if isinstance(cell, str) else cell
 
 

@@ -54,8 +54,6 @@ class Header:
 
 @dataclass(frozen=True)
 class Notebook:
-    """A notebook file, read on demand."""
-
     path: Path
 
     @property
@@ -93,10 +91,7 @@ def notebooks(names: Sequence[str] | None = None, root: str | Path | None = None
 
 
 def choose(what: str, names: Sequence[str] | None, paths: Iterable[Path], root: Path) -> list[Path]:
-    """Of the files in `root`, all, or those that `names` select by name, number, word or path.
-
-    what: notebook, for messages.
-    """
+    """Of the files in `root`, all, or those that `names` select by name, number, word or path."""
     there = {path.stem: path for path in paths}
     if not names and not there:
         raise LessonError(f"there is no {what} in {root}: run this in the project's folder, or name files")
@@ -126,11 +121,8 @@ def read(path: str | Path) -> NotebookNode:
 
     try:
         return nbformat.read(path, as_version=4)
-    except OSError as error:
-        raise LessonError(f"{path} cannot be read: {error.strerror}") from None
-    except Exception as error:  # nbformat passes on errors of its JSON reader and its validator
-        reason = str(error).splitlines()[0][:120]
-        raise LessonError(f"{path} is not a notebook ({reason}): open and save it in Jupyter, or restore it") from None
+    except nbformat.reader.NotJSONError as error:
+        raise LessonError(f"{path} is not a notebook ({str(error)[:120]})") from None
 
 
 def tags(cell: NotebookNode) -> list[str]:

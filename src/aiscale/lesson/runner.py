@@ -77,9 +77,7 @@ def execute(
     core: bool = False,
 ) -> list[Execution]:
     """Run notebooks one after the other, with their folder as working directory; with `core` without optional cells.
-
-    Raises LessonError before anything starts if a notebook lacks a parameter; one that fails is an Execution.
-    """
+    Raises LessonError before anything starts if a notebook lacks a parameter."""
     from papermill import inspect_notebook  # papermill takes a second to import
     from tqdm import tqdm
 

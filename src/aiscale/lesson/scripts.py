@@ -37,7 +37,6 @@ def changed(text: str, changes: str) -> str:
 
 
 def write(path: str | Path, text: str) -> str:
-    """Write `text` to `path`, keep what was edited there by hand, and say what was done."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     record = path.parent / ".written"  # digests of what was written here, to know what was edited since

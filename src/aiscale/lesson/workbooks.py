@@ -89,7 +89,6 @@ def answered(cells: Sequence[NotebookNode], code: str) -> list[str]:
 
 
 def make(lesson: str, root: Path) -> str:
-    """The text of the participants' notebook."""
     import nbformat
 
     content = copy.deepcopy(Notebook(root / "solutions" / f"{lesson}.ipynb").content)
@@ -106,9 +105,6 @@ def make_all(chosen: Sequence[str], root: Path, out: Path) -> Iterator[Path]:
         if not target.exists() or target.read_text(encoding="utf-8") != text:
             out.mkdir(parents=True, exist_ok=True)
             yield write_whole(target, text)
-
-
-# do they fit? -------------------------------------------------------------------------------------------------------
 
 
 def problems(lesson: str, root: Path) -> list[str]:
