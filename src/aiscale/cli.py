@@ -196,7 +196,9 @@ def _train_here(args: argparse.Namespace, run) -> int:
     if args.nproc < 1:
         raise ConfigError(f"--nproc is {args.nproc}: it must be at least 1")
     run.check_world(args.nproc)
-    _share_cores(args.nproc)
+    # Before libraries are loaded in the process from which ranks are forked; they compute with torch, not numpy.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(usable_cores()) // args.nproc)))
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
     strategy = {"megatron": "megatron.core"}.get(run.parallel.strategy, run.parallel.strategy)
     needed = ["torch._dynamo", "aiscale.train", f"aiscale.parallel.{strategy}"]
     if _may_be_a_rank():
@@ -204,21 +206,12 @@ def _train_here(args: argparse.Namespace, run) -> int:
 
         place = find_launch(os.environ)
         if place.size > 1 or "RANK" in os.environ:
-            raise ConfigError(
-                f"--nproc starts ranks, but this process is one already (rank {place.rank} of {place.size}, by "
-                f"{place.launcher}): leave --nproc out"
-            )
+            what = f"rank {place.rank} of {place.size}, by {place.launcher}"
+            raise ConfigError(f"--nproc starts ranks, but this process is one already ({what}): leave --nproc out")
     alone = argparse.ArgumentParser(add_help=False)
     alone.add_argument("--nproc")
     _, others = alone.parse_known_args(sys.argv[1:])
     return launch(args.nproc, ["-m", "aiscale", *others], preload=needed)
-
-
-def _share_cores(nproc: int) -> None:
-    """Set thread counts before libraries are loaded in the process from which ranks are forked."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(usable_cores()) // nproc)))
-    # numpy starts these threads at import, and ranks compute with torch.
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 
 def _print_summary(result, args: argparse.Namespace) -> None:
@@ -228,14 +221,11 @@ def _print_summary(result, args: argparse.Namespace) -> None:
         return
     if args.quiet:
         return
-    evaluated = ""
-    if summary["val_loss"] is not None:  # None if the run was stopped
-        evaluated = f"validation loss {summary['val_loss']:.3f}, perplexity {summary['val_perplexity']:.2f}; "
-    print(
-        f"{result.path}: {summary['steps']} steps, {summary['tokens']:,} tokens in {summary['seconds']:.1f} s "
-        f"({summary['tokens_per_s']:,.0f} tokens/s); {evaluated}"
-        f"at most {summary['peak_memory_bytes'] / 2**20:,.0f} MiB a rank"
-    )
+    line = "{steps} steps, {tokens:,} tokens in {seconds:.1f} s ({tokens_per_s:,.0f} tokens/s); "
+    if not result.stopped:
+        line += "validation loss {val_loss:.3f}, perplexity {val_perplexity:.2f}; "
+    memory = f"at most {summary['peak_memory_bytes'] / 2**20:,.0f} MiB a rank"
+    print(f"{result.path}: {line.format(**summary)}{memory}")
     if result.stopped:
         print("stopped early: run the same command with --resume to continue", file=sys.stderr)
 
@@ -261,7 +251,7 @@ _DELEGATED = {
 
 
 def _add_delegated(commands, wanted: str) -> None:
-    """Commands whose arguments are defined in their own module; only the wanted one is imported, so all start fast."""
+    """Only the wanted command's module, which defines its arguments, is imported: all start fast."""
     for name, (help, example, module) in _DELEGATED.items():
         parser = _command(commands, name, help, example, None)
         if name == wanted:
@@ -271,7 +261,6 @@ def _add_delegated(commands, wanted: str) -> None:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    """The plan, or the page that plans in the browser, which knows the command."""
     from aiscale.plan import browser, command
 
     if not args.page:

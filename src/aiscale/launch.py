@@ -28,7 +28,6 @@ _BAD_INPUT_STATUS = 2  #: of `aiscale` after a one-line refusal
 
 
 def rank_environment(rank: int, size: int) -> dict[str, str]:
-    """The environment variables of rank `rank` of `size` on this machine, with its share of the cores."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
@@ -59,11 +58,7 @@ def launch(
 
 @contextmanager
 def start_ranks(
-    nproc: int,
-    argv: Sequence[str],
-    env: Mapping[str, str] | None = None,
-    *,
-    preload: Sequence[str] = (),
+    nproc: int, argv: Sequence[str], env: Mapping[str, str] | None = None, *, preload: Sequence[str] = ()
 ) -> Iterator[list[BaseProcess]]:
     """The processes of `launch`, for as long as the `with` block runs."""
     how, (answer, its_answer), processes = {"preload": preload}, os.pipe(), []
@@ -109,7 +104,8 @@ def _wait(ranks: list[BaseProcess], *, quiet: bool) -> int:
     if not quiet and not explained:
         others = sum(c is None for c in codes)
         stopped = f"; stopping the other {others}" if others else ""
-        print(f"aiscale: rank {rank} of {len(ranks)} {_describe(code)}{stopped}", file=sys.stderr)
+        died = f"died: signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"failed with exit status {code}"
+        print(f"aiscale: rank {rank} of {len(ranks)} {died}{stopped}", file=sys.stderr)
     stop(ranks)
     return code if code > 0 else 128 - code
 
@@ -137,15 +133,8 @@ def culprit(codes: Sequence[int | None], first: set[int]) -> tuple[int, int]:
     return min(failed, key=order)
 
 
-def _describe(code: int) -> str:
-    if code < 0:
-        return f"died: signal {-code} ({signal.Signals(-code).name})"
-    return f"failed with exit status {code}"
-
-
 def stop(ranks: list[BaseProcess], grace_s: float = 3.0, first: int = signal.SIGTERM) -> None:
-    """End the ranks: by a signal, and by SIGKILL after a short grace, since one that hangs in a collective does not
-    answer the first."""
+    """End the ranks by a signal, and by SIGKILL those that hang in a collective and do not answer."""
     for rank in ranks:
         with suppress(ProcessLookupError):
             if rank.exitcode is None:

@@ -24,16 +24,12 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
 #: Libraries read these when they are loaded, and start that many threads.
-THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-)
+THREAD_VARIABLES = [f"{library}_NUM_THREADS" for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR")]
+THREAD_VARIABLES += ["VECLIB_MAXIMUM_THREADS"]
 
 INTERRUPTED_STATUS = 130  #: exit status of a process that Ctrl-C has ended
 #: A process that has used one of these, or on macOS one of Apple's frameworks, cannot be forked.
@@ -46,7 +42,6 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def usable_cores() -> list[int]:
-    """The numbers of the cores that this process may run on, in order."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
@@ -84,10 +79,8 @@ def kill_marked(variable: str, value: str, timeout_s: float = 5.0) -> bool:
     deadline = time.monotonic() + timeout_s
     while pids := marked(variable, value):
         for pid in pids:
-            try:
+            with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-            except OSError:
-                pass
         if time.monotonic() > deadline:
             return False
         time.sleep(0.05)
@@ -111,13 +104,12 @@ def start_python(
 
     It is forked from a server, which this process's first call starts with that call's environment, and which imports
     that call's `preload`. Without `preload`, on macOS and on a machine with GPUs it is a new Python. `env` is its whole
-    environment, by default this process's; variables that a library reads when it is imported have no effect if it is
-    forked. `name` is shown above its traceback. `stdout`, `stderr`: file descriptors."""
+    environment, by default this process's. `name` is shown above its traceback. `stdout`, `stderr`: descriptors."""
     import multiprocessing  # takes 20 ms, which the cleaner of a cluster need not spend
 
     env = dict(os.environ if env is None else env)
     process = multiprocessing.get_context(start_method(preload)).Process(
-        target=_become, name=name, args=([*argv], env, os.path.abspath(cwd), _Files(stdout, stderr))
+        target=_become, name=name, args=([*argv], env, os.path.abspath(cwd), [_sent(stdout), _sent(stderr)])
     )
     with _ready_for(env):
         process.start()
@@ -168,7 +160,6 @@ def _ready_for(env: Mapping[str, str]) -> Iterator[None]:
 
 
 def start_method(preload: Sequence[str]) -> str:
-    """multiprocessing's name for how `start_python` starts a process."""
     from multiprocessing import forkserver
 
     if not preload or sys.platform != "linux" or any(map(os.path.exists, _GPUS)):
@@ -182,25 +173,14 @@ def start_method(preload: Sequence[str]) -> str:
     return "fork"
 
 
-class _Files:
-    """File descriptors of this process that become standard output and error of the child."""
+def _sent(number: int) -> Connection:
+    """A copy of a file descriptor, in a form that multiprocessing hands to a child, however it starts it."""
+    from multiprocessing.connection import Connection
 
-    def __init__(self, *numbers: int) -> None:
-        self.numbers = numbers
-
-    def __reduce__(self) -> tuple:
-        from multiprocessing.reduction import DupFd
-
-        sent = {number: DupFd(number) for number in set(self.numbers)}  # each once
-        return _Received, tuple(sent[number] for number in self.numbers)
+    return Connection(os.dup(number))
 
 
-class _Received:
-    def __init__(self, *sent: object) -> None:
-        self.numbers = [each.detach() for each in sent]
-
-
-def _become(argv: list[str], env: dict[str, str], cwd: str, files: _Files | _Received) -> None:
+def _become(argv: list[str], env: dict[str, str], cwd: str, files: list[Connection]) -> None:
     """Run `python ARGV` in this child as a new Python would."""
     import multiprocessing.forkserver
 
@@ -215,12 +195,15 @@ def _become(argv: list[str], env: dict[str, str], cwd: str, files: _Files | _Rec
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_RANKS)
     multiprocessing.set_start_method(None, force=True)
-    for number, file in enumerate(files.numbers, 1):
-        os.dup2(file, number)
+    for number, file in enumerate(files, 1):
+        os.dup2(file.fileno(), number)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    _draw_and_compute_anew()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules and env.get("OMP_NUM_THREADS", "").isdigit():
+        sys.modules["torch"].set_num_threads(int(env["OMP_NUM_THREADS"]))
     gc.freeze()  # keeps the collector from touching, and so copying, memory that is shared
     try:
         _run(argv, cwd)
@@ -228,13 +211,6 @@ def _become(argv: list[str], env: dict[str, str], cwd: str, files: _Files | _Rec
         sys.exit(INTERRUPTED_STATUS)
     finally:
         atexit._run_exitfuncs()
-
-
-def _draw_and_compute_anew() -> None:
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()
-    if "torch" in sys.modules and os.environ.get("OMP_NUM_THREADS", "").isdigit():
-        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 def _run(argv: list[str], cwd: str) -> None:

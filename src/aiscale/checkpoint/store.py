@@ -38,8 +38,7 @@ class CheckpointError(RuntimeError):
 
 
 def save(engine, folder: str | Path, *, step: int, keep: int = 2) -> Path:
-    """Write the state of an engine of `parallel` after `step` optimizer steps. All ranks call it. The newest `keep`
-    checkpoints in `folder` stay."""
+    """Write an engine's state after `step` steps; the newest `keep` checkpoints in `folder` stay. All ranks call it."""
     folder, world = Path(folder), engine.world
     final = folder / f"step_{step:08d}"
     partial = folder / f".step_{step:08d}.partial"

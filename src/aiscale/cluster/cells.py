@@ -34,15 +34,13 @@ class RankMagics(ParallelMagics):
         view.block = True
         return view
 
-    def parallel_execute(self, cell, block=None, save_name=None, **_ignored):
+    def parallel_execute(self, cell, block=None, **_ignored):
         """Run source code on ranks. With `block` show its output, otherwise return the AsyncResult."""
         targets = self.view.targets
         self._ranks._ready()
         self.view = self._every_rank()  # after a restart the client is another one
         self.view.targets = [targets] if isinstance(targets, int) else targets
         self.last_result = self.view.execute(cell, silent=False, block=False)
-        if save_name:
-            self.shell.user_ns[save_name] = self.last_result
         if not (self.view.block if block is None else block):
             return self.last_result
         self._ranks._finish(self.last_result, show=True)
@@ -58,7 +56,6 @@ class Pending:
         return [rank for rank, child in self._children.items() if not child.done()]
 
     def failures(self) -> list[Failure]:
-        """What the ranks have raised so far, in rank order."""
         done = ((rank, child.result()) for rank, child in self._children.items() if child.done())
         return [failure for rank, result in done if (failure := _failure(rank, result))]
 
@@ -94,10 +91,8 @@ def _failure(rank: int, result: object) -> Failure | None:
 
 
 class Output:
-    """What one cell prints and draws on `ranks`; ipyparallel collects it in `children`.
-
-    The text of all ranks is one display, updated in place. A terminal cannot update: there it is printed when the cell
-    has ended."""
+    """What one cell prints and draws on `ranks`; ipyparallel collects it in `children`. A terminal cannot update a
+    display: there the text is printed when the cell has ended."""
 
     def __init__(self, ranks: Sequence[int], children: Sequence) -> None:
         self.ranks = list(ranks)
@@ -108,14 +103,12 @@ class Output:
         self._live = in_kernel()
 
     def refresh(self) -> None:
-        """Show what has arrived since the last call; cheap enough for a wait loop."""
         if not self._live or time.monotonic() < self._next_refresh:
             return
         self._display.show(self._text())
         self._next_refresh = time.monotonic() + _REFRESH_S
 
     def finish(self) -> None:
-        """Show all text, then figures and other rich output, rank by rank."""
         text = self._text()
         if self._live:
             self._display.show(text)
@@ -130,7 +123,6 @@ class Output:
                 display(output["data"], raw=True, metadata=output.get("metadata") or {})
 
     def _text(self) -> str:
-        """The labelled lines of all ranks, in rank order."""
         lines = []
         for rank, md in zip(self.ranks, self._metadata, strict=True):
             blocks = [md["stdout"] or "", md["stderr"] or ""]
@@ -152,8 +144,6 @@ def _is_rich(output: dict | None) -> bool:
 
 
 class InPlace:
-    """Text that is updated in place in a notebook; elsewhere it is printed again."""
-
     def __init__(self) -> None:
         self.shown = ""
         self._handle: DisplayHandle | None = None

@@ -29,7 +29,6 @@ _store = None  #: the rendezvous store, on rank 0 of a job
 
 
 def main() -> None:
-    """Become the rank given on the command line."""
     folder, size, which = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     if which == "slurm":
         _serve_task(folder, size)
@@ -39,7 +38,6 @@ def main() -> None:
 
 
 def _serve_task(folder: Path, size: int) -> None:
-    """A task of srun, perhaps on another node than the notebook's."""
     limit_threads()
     from aiscale.distributed import find_launch
 
@@ -53,7 +51,6 @@ def _serve_task(folder: Path, size: int) -> None:
 
 
 def _log_to(folder: Path, rank: int) -> int:
-    """Send standard output and error to the rank's log; returns its file descriptor."""
     log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
         os.dup2(source, target)
@@ -88,8 +85,7 @@ def _serve(folder: Path, rank: int, size: int, local_rank: int, local_size: int)
 
 
 def limit_threads() -> None:
-    """Set the number of threads before libraries are loaded: as asked for, else this rank's cores, but no more than the
-    site's job script says."""
+    """Set the number of threads before libraries are loaded: as asked for, else this rank's cores."""
     threads = int(os.environ.get(local.THREADS) or 0)
     if not threads:
         cores = len(usable_cores())

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from aiscale.config import ConfigError
 
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
-#: Frames of ipyparallel: the first line of their part of a traceback.
 _MACHINERY = re.compile(r"File (\S*[/\\]ipyparallel[/\\]|<string>:1\b)")
 
 
@@ -17,7 +16,6 @@ class ClusterError(ConfigError):
     """A cluster cannot be started or used; the message says what to change."""
 
     def _render_traceback_(self) -> list[str]:
-        """Show only the message in a notebook: this package's stack helps nobody."""
         return str(self).splitlines()
 
 
@@ -53,7 +51,6 @@ class RankError(RuntimeError):
         return cls("; ".join(heads) + (f" ({note})" if note else ""), "\n".join(shown), failures)
 
     def _render_traceback_(self) -> list[str]:
-        """Shown by IPython, and stored by papermill, instead of the kernel's own stack."""
         return [*self.shown.splitlines(), *([""] if self.shown else []), str(self)]
 
 

@@ -26,7 +26,6 @@ _PORTS = 32  #: a controller takes about 20
 
 
 def spawn(command: list[str], log: Path, env: Mapping[str, str]) -> subprocess.Popen:
-    """Start a process without input in a session of its own; it appends its output to the file `log`."""
     with open(log, "ab") as file:
         files = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
         return subprocess.Popen(command, env=env, start_new_session=True, **files)
@@ -97,7 +96,6 @@ class LocalLauncher:
 
     @staticmethod
     def folder_for(cluster_id: str) -> Path:
-        """A private folder for the files of a cluster."""
         return Path(tempfile.mkdtemp(prefix=f"aiscale-{cluster_id}-"))
 
     def start(self, env: Mapping[str, str]) -> None:
@@ -114,7 +112,6 @@ class LocalLauncher:
                 self._ranks.append(start_python(argv, env, preload=NEEDED, **how))
 
     def stop(self) -> None:
-        """End what does not carry the cluster's marker."""
         stop(self._ranks, grace_s=0)
 
     def exits(self) -> list[Exit]:

@@ -24,8 +24,6 @@ _NEWS_S = 10.0  #: while ranks are missing, before connecting to the controller 
 
 
 class Processes:
-    """The operating-system processes of a cluster, and the client that sees all engines."""
-
     def __init__(self, size: int, engines: str, threads: int, job: Job) -> None:
         kind = LAUNCHERS[engines]
         self.id = uuid.uuid4().hex[:12]
@@ -69,7 +67,6 @@ class Processes:
         )
 
     def start(self, timeout_s: float) -> None:
-        """Start everything; raises ClusterError with the engines' output if that fails or times out."""
         from IPython.core.profiledir import ProfileDir
 
         ProfileDir.create_profile_dir(str(self._profile))
@@ -94,7 +91,6 @@ class Processes:
             self.client = None
 
     def _missing(self) -> int:
-        """How many ranks the client does not see yet."""
         return len(set(range(self.size)) - set(self.client.ids))
 
     def _open_client(self, deadline: float) -> None:
@@ -124,7 +120,6 @@ class Processes:
             raise ClusterError(f"{late}:\n{self.log('launcher', 'controller', *ranks)}")
 
     def exits(self) -> list[Exit]:
-        """Ranks whose processes have ended, the first to end first."""
         return self._launcher.exits()
 
     def signal(self, ranks: list[int], number: int) -> None:
@@ -148,7 +143,6 @@ class Processes:
         return "\n".join(parts)
 
     def stop(self) -> None:
-        """End everything and remove the folder."""
         if self.client is not None:
             self.client.close(linger=0)
         self._launcher.stop()

@@ -44,16 +44,13 @@ def start(
     start_timeout_s: float = 0,
     **job: Any,
 ) -> Ranks:
-    """Start `size` ranks and join them to one process group; prints one line.
+    """Start `size` ranks and join them to one process group; prints one line. A second call reuses the first one's
+    ranks if they were started in the same way: without their variables, in a new process group.
 
-    A second call reuses the first one's ranks if they were started in the same way: without their variables, in a new
-    process group.
-
-    engines: local (on this machine); slurm (with srun if this kernel is in a job, else in
-    a job that is submitted, and cancelled when the ranks stop). Default: the variable AISCALE_ENGINES, else local.
-    threads: per rank; 0 shares the cores. timeout_s: of a collective that hangs. start_timeout_s: for ranks to start,
-    without the time in the queue; 0: 90 on this machine, 300 in a job, whose nodes may all read their software from one
-    file system. job: options of the submitted job (`aiscale.cluster.slurm.Job`). Raises ClusterError."""
+    engines: local, or slurm (with srun if this kernel is in a job, else in a job that is submitted, and cancelled when
+    the ranks stop). Default: the variable AISCALE_ENGINES, else local. threads: per rank; 0 shares the cores.
+    timeout_s: of a collective that hangs. start_timeout_s: for ranks to start, without the time in the queue; 0: 90 on
+    this machine, 300 in a job. job: options of the submitted job (`slurm.Job`). Raises ClusterError."""
     global _current
     engines = engines or os.environ.get("AISCALE_ENGINES") or "local"
     if not isinstance(size, int) or size < 1:
@@ -178,7 +175,6 @@ class Ranks:
         self._must_join = False
 
     def _renew(self, size: int, request: dict) -> bool:
-        """Reuse the running ranks for a second `start`; False if they do not fit or do not answer."""
         if self._stopped or self._lost or size != self.size or request != self._request:
             return False
         try:
@@ -253,7 +249,6 @@ class Ranks:
         raise RankError.of(failures, note)
 
     def _interrupt(self, pending: cells.Pending) -> str:
-        """Interrupt the ranks; returns what happened to them."""
         busy = pending.ranks()
         if not busy:
             return ""

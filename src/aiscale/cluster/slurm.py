@@ -47,27 +47,24 @@ class Job:
     constraint: str = ""  #: kind of nodes: cpu at Perlmutter, for ranks that need no GPU
     reservation: str = ""  #: for example of a class
     site: str = ""  #: a shipped profile or a .toml file; empty: AISCALE_SITE, or detected
-    script: str = ""  #: your own copy of engines.sbatch, instead of the site's
 
     @classmethod
     def of(cls, options: Mapping[str, object]) -> Job:
         """From keyword arguments; refuses unknown ones and names the nearest."""
         fields = [field.name for field in dataclasses.fields(cls)]
-        for name in options:
-            if name not in fields:
-                every = [*fields, "engines", "threads", "device"]
-                raise ClusterError(f"cluster.start: there is no option {name}: {hint(name, every, ', '.join(fields))}")
+        for name in options.keys() - set(fields):
+            every = [*fields, "engines", "threads", "device"]
+            raise ClusterError(f"cluster.start: there is no option {name}: {hint(name, every, ', '.join(fields))}")
         return cls(**options)
 
     @property
     def is_own(self) -> bool:
         """Whether to submit a new job even if this process is in one already."""
-        return any((self.account, self.time, self.partition, self.qos, self.constraint, self.reservation, self.script))
+        return any((self.account, self.time, self.partition, self.qos, self.constraint, self.reservation))
 
     @property
     def place(self) -> Site | None:
-        """The profile of this site, of its nodes without GPUs if those are asked for; None if it is neither given nor
-        detected."""
+        """The profile of this site, of its nodes without GPUs if those are asked for; None if it is unknown."""
         try:
             place = find(self.site) if self.site else here()
         except SiteError as error:
@@ -77,7 +74,6 @@ class Job:
         return place.on_cpus() if words & cpus else place
 
     def _asked(self, name: str) -> str:
-        """An option, of the call or of sbatch's environment."""
         return getattr(self, name) or os.environ.get(f"SBATCH_{name.upper()}", "")
 
     def nodes_for(self, size: int) -> int:
@@ -113,10 +109,6 @@ class Job:
         return done.stdout.strip().partition(";")[0]
 
     def text(self, size: int) -> str:
-        if self.script:
-            if not Path(self.script).is_file():
-                raise ClusterError(f"cluster.start: there is no script {self.script}: `aiscale launchers` makes one")
-            return Path(self.script).read_text()
         from aiscale.hpc.launchers import LESSONS, render  # jinja2, which only this needs
 
         place = self.place
@@ -187,20 +179,10 @@ class SlurmLauncher(LocalLauncher):
             self._await_start()
             return
         self.job = os.environ["SLURM_JOB_ID"]
-        command = [
-            *self._srun(),
-            sys.executable,
-            "-u",
-            "-m",
-            "aiscale.cluster",
-            str(self.folder),
-            str(self.size),
-            "slurm",
-        ]
-        self.process = spawn(command, self.folder / "launcher.log", env)
+        command = [*self._srun(), sys.executable, "-u", "-m", "aiscale.cluster", str(self.folder)]
+        self.process = spawn([*command, str(self.size), "slurm"], self.folder / "launcher.log", env)
 
     def _srun(self) -> list[str]:
-        """The srun command for a step in the job that this kernel is in."""
         place, have = self.options.place, int(os.environ.get("SLURM_NNODES", 1))
         nodes = self.options.nodes_for(self.size)
         if nodes > have:

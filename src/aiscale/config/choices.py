@@ -55,47 +55,25 @@ def is_orthogonalized(name: str, n_dims: int) -> bool:
 
 
 _WHOLE = "adafactor lars lamb muon"
+_POSITIONS = "sinusoidal alibi t5 shaw huang"
+_ALL = "serial ddp zero fsdp pipeline megatron"
 #: (section.field, choices, strategies that refuse them): (why, what to set instead)
 REFUSED = {
-    ("model.norm", "deepnorm", "megatron"): (
-        "Megatron-Core's layers norm what attention and MLP read, DeepNorm what they add up to",
-        "parallel.strategy=fsdp, or model.norm=layernorm",
-    ),
-    ("model.position", "sinusoidal alibi t5 shaw huang", "megatron"): (
-        "Megatron-Core's model knows learned and rotary positions",
-        "parallel.strategy=fsdp, or model.position=rotary",
-    ),
-    ("model.position", "t5", "pipeline"): (
-        "all layers share one table of biases, but lie on different ranks",
-        "model.position=alibi, or parallel.strategy=fsdp",
-    ),
-    ("optimizer.name", _WHOLE, "zero"): (
-        "it needs whole tensors, but DeepSpeed flattens the weights and cuts them anywhere",
-        "optimizer.name=adamw, or parallel.strategy=ddp with distributed_optimizer=true",
-    ),
-    ("optimizer.name", _WHOLE, "megatron"): (
-        "it needs whole tensors, but a rank of Megatron-Core holds shards, to which only AdamW, Adam and SGD apply",
-        "optimizer.name=adamw, or parallel.strategy=ddp",
-    ),
-    ("optimizer.name", "adafactor", "fsdp"): (
-        "its means over rows and columns need whole tensors, and torch's Adafactor does not add up those of shards",
-        "parallel.strategy=ddp, or optimizer.name=lamb",
-    ),
+    ("model.norm", "deepnorm", "megatron"): ("its layers norm what attention and MLP read", "model.norm=layernorm"),
+    ("model.position", _POSITIONS, "megatron"): ("it knows learned and rotary positions", "model.position=rotary"),
+    ("model.position", "t5", "pipeline"): ("all layers share one table of biases", "model.position=alibi"),
+    ("optimizer.name", _WHOLE, "zero"): ("it needs whole tensors, DeepSpeed cuts them", "parallel.strategy=ddp"),
+    ("optimizer.name", _WHOLE, "megatron"): ("it needs whole tensors, a rank holds shards", "parallel.strategy=ddp"),
+    ("optimizer.name", "adafactor", "fsdp"): ("its means need whole rows and columns", "optimizer.name=lamb"),
     ("optimizer.name", "muon", "pipeline"): (
-        "a stage without embeddings lacks one of its groups of weights, in whose order checkpoints are written",
-        "parallel.strategy=fsdp, or optimizer.name=lamb",
+        "a stage without embeddings lacks a group of weights",
+        "optimizer.name=lamb",
     ),
-    ("loop.precision", "fp16", "fsdp"): (
-        "shards overflow on single ranks, whose loss scales would diverge",
-        "loop.precision=bf16",
-    ),
-    ("loop.precision", "fp64", "zero"): (
-        "DeepSpeed keeps its masters and sends gradients in fp32, so the weights would be fp32 in fp64's memory",
-        "loop.precision=bf16, or fp32",
-    ),
-    ("optimizer.name", "adamw8bit", "serial ddp zero fsdp pipeline megatron"): (
-        "the libraries that have it (bitsandbytes, torchao) are not in this environment; cost counts its bytes",
-        "optimizer.name=adamw, or adafactor, which holds less than both",
+    ("loop.precision", "fp16", "fsdp"): ("the loss scales of ranks would diverge", "loop.precision=bf16"),
+    ("loop.precision", "fp64", "zero"): ("DeepSpeed's masters and messages are fp32", "loop.precision=fp32"),
+    ("optimizer.name", "adamw8bit", _ALL): (
+        "no library here has it; cost counts its bytes",
+        "optimizer.name=adamw",
     ),
 }
 

@@ -74,8 +74,7 @@ class ParallelConfig:
         """Raise ConfigError if `model` cannot be cut into tp x pp pieces."""
         require(
             isinstance(model, ModelConfig) or self.strategy not in _PIPELINED,
-            f"parallel.strategy {self.strategy} cuts our own GPT, but the model is Hugging Face's: "
-            "use zero, fsdp or ddp, or a recipe without -hf",
+            f"parallel.strategy {self.strategy} cuts our own GPT, not Hugging Face's: use zero, fsdp or ddp",
         )
         for name, value in {"n_head": model.n_head, "n_kv_head": model.kv_heads, "d_ff": model.ff_width}.items():
             require(

@@ -51,8 +51,7 @@ class Run:
         )
         require(
             self.compression.method != "radius" or not self.parallel.distributed_optimizer,
-            "compression.method radius with parallel.distributed_optimizer: every rank chooses entries by the "
-            "moments of all weights, which only one rank then has: set distributed_optimizer=false",
+            "compression.method radius needs all moments on every rank: set parallel.distributed_optimizer=false",
         )
         require(
             self.compression.method == "none" or self.loop.precision != "fp16",

@@ -37,11 +37,8 @@ class Heads:
             f"model.d_model {self.d_model} is not divisible by model.n_head {self.n_head}: "
             "every head needs the same width",
         )
-        require(
-            self.n_head % self.kv_heads == 0,
-            f"model.n_head {self.n_head} is not divisible by model.n_kv_head {self.kv_heads}: "
-            "every key/value head serves the same number of query heads",
-        )
+        divides = self.n_head % self.kv_heads == 0
+        require(divides, f"model.n_head {self.n_head} is not divisible by model.n_kv_head {self.kv_heads}")
 
 
 @dataclass(frozen=True, kw_only=True)

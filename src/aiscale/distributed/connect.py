@@ -163,33 +163,21 @@ def connect(device: str = "auto", timeout_s: float = 300.0, *, backend: str = "a
     """Join the ranks that were started together with this one; without a launcher, return a world of one.
 
     `device` is auto (a GPU if there is one), cpu or cuda. `backend` is auto (NCCL between GPUs, else gloo) or gloo,
-    with which several ranks may share a GPU, slowly: every message passes through host memory. A second call in the
-    same process leaves the old world and joins a new one. Raises ConnectError if the ranks cannot connect.
+    with which several ranks may share a GPU, slowly. A second call leaves the old world. Raises ConnectError.
     """
     place = find_launch(os.environ)
     if dist.is_initialized():
         dist.destroy_process_group()
     here = pick_device(device, place, shared=backend == "gloo")
     nccl = here.type == "cuda" and backend != "gloo"
-    link = Link(
-        "between GPUs NCCL's links are real: leave loop.link_mbit_s at 0, or set loop.backend=gloo" if nccl else ""
-    )
+    link = Link("between GPUs NCCL's links are real: set loop.link_mbit_s=0, or loop.backend=gloo" if nccl else "")
     metered = wire.backend_for(traffic := Traffic(), link, nccl=nccl)
     if here.type == "cuda":
         torch.cuda.set_device(here)
     with _greetings_aside():
         store = _init_process_group(metered, place, timeout_s)
-    world = World(
-        rank=place.rank,
-        size=place.size,
-        local_rank=place.local_rank,
-        device=here,
-        launcher=place.launcher,
-        backend="nccl" if nccl else "gloo",
-        traffic=traffic,
-        link=link,
-        store=store,
-    )
+    backend = "nccl" if nccl else "gloo"
+    world = World(place.rank, place.size, place.local_rank, here, place.launcher, backend, traffic, link, store=store)
     if place.launcher == "mpiexec" and place.size > 1:
         end_job_on_uncaught_error()  # after torch, whose own hook delays what the earlier hook prints
     world.processes = world.gather((socket.gethostname(), os.getpid()))
@@ -227,7 +215,6 @@ def _portable(error: Exception) -> Exception:
 
 
 def pick_device(device: str, place: Launch, shared: bool = False) -> torch.device:
-    """This rank's device; all ranks of a node choose the same kind. Raises ConnectError if there are too few GPUs."""
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():

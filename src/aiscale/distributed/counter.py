@@ -77,7 +77,6 @@ def members(label: str) -> list[int]:
 
 
 def group_name(description: str, ranks: tuple[int, ...], world_size: int) -> str:
-    """Our name for a group that torch knows by `description`; unnamed ones are world (all ranks) or ranks."""
     if description.startswith("mesh_"):
         return description.removeprefix("mesh_")
     for part, name in _NAMES:
@@ -110,7 +109,6 @@ class Progress:
 
     @property
     def step(self) -> int:
-        """The current optimizer step; 0 before training."""
         return self._step
 
     @step.setter
@@ -148,10 +146,8 @@ class Traffic:
     _control_ns: list[tuple[int, int]] = field(default_factory=list, repr=False)  #: (start, end), for `pull`
     pull: Callable[[], None] | None = field(default=None, repr=False)  #: adds what the recorder has
 
-    def add(self, op: str, group: Group | int, payload_bytes: int, time_ns: int | None = None) -> None:
-        """Count one call, made now or at time_ns. group: may be a size, meaning that many first ranks."""
-        if isinstance(group, int):
-            group = Group("world", tuple(range(group)))
+    def add(self, op: str, group: Group, payload_bytes: int, time_ns: int | None = None) -> None:
+        """Count one call, made now or at time_ns."""
         with self._lock:
             control = self.in_control if time_ns is None else any(a <= time_ns <= b for a, b in self._control_ns)
             count = (self._control if control else self._counts)[op, group]
@@ -172,7 +168,6 @@ class Traffic:
 
     @property
     def control_counts(self) -> dict[tuple[str, int], Count]:
-        """The bookkeeping so far, by (collective, group size)."""
         return self._by(self._control, lambda op, group: (op, len(group.ranks)))
 
     def snapshot(self) -> dict[tuple[str, int], Count]:
@@ -180,7 +175,6 @@ class Traffic:
         return self._by(self._counts, lambda op, group: (op, len(group.ranks)))
 
     def since(self, earlier: dict[tuple[str, int], Count]) -> dict[tuple[str, int], Count]:
-        """The training traffic after the snapshot `earlier`."""
         return _difference(self.snapshot(), earlier)
 
     def groups(self) -> dict[tuple[str, Group], Count]:
@@ -188,7 +182,6 @@ class Traffic:
         return self._by(self._counts, lambda *cell: cell)
 
     def groups_since(self, earlier: dict[tuple[str, Group], Count]) -> dict[tuple[str, Group], Count]:
-        """The training traffic after `earlier`, a result of groups()."""
         return _difference(self.groups(), earlier)
 
     def _by(self, counts: dict, key: Callable[[str, Group], Key]) -> dict[Key, Count]:
@@ -209,9 +202,7 @@ def _difference(later: dict[Key, Count], earlier: dict[Key, Count]) -> dict[Key,
     return {key: count for key, count in diff.items() if count.calls}
 
 
-# NCCL, from torch's flight recorder -----------------------------------------------------------------------------------
-# NCCL itself is not wrapped. The recorder is a ring of every collective as it is enqueued, from any thread: `attach`
-# makes it hold ENTRIES calls, and `read` warns if more were overwritten between two readings.
+# NCCL, from torch's flight recorder: a ring of every collective as it is enqueued -------------------------------------
 
 
 ENTRIES = 20_000

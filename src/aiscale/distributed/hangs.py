@@ -106,7 +106,6 @@ def _pending(group: str, states: dict[int, RankState], silent: set[int], longer_
 
 
 def _beat_s(timeout_s: float) -> float:
-    """Between two states that a rank writes."""
     return min(timeout_s / 8, 5.0)
 
 
@@ -125,8 +124,7 @@ def _ranks(ranks: list[int]) -> str:
 
 @contextmanager
 def watching(world: World, timeout_s: float, tell: Callable[[str], None] = lambda line: None) -> Iterator[None]:
-    """End the job when a collective takes longer than `timeout_s`; 0: never. The rank that reports calls `tell` with
-    the line, and gives it some seconds. All ranks enter together."""
+    """End the job when a collective takes longer than `timeout_s`; 0: never. The rank that reports calls `tell`."""
     if world.size == 1 or not timeout_s:
         yield
         return
@@ -195,13 +193,9 @@ class _Watch:
         print("\n".join(f"aiscale: {line}" for line in lines), file=sys.stderr, flush=True)
         self._store.set(_OVER, "1")  # ranks that only lose their connection to this one have nothing to add
         # In a thread: if the job hangs in a file system, this write hangs too.
-        threading.Thread(target=self._tell, args=(line,), daemon=True).start()
+        threading.Thread(target=self.tell, args=(line,), daemon=True).start()
         time.sleep(4 * self.beat_s)
         end_now(HANG_STATUS)
-
-    def _tell(self, line: str) -> None:
-        with suppress(Exception):  # such as a full disk
-            self.tell(line)
 
     def _end_unheard(self) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stderr__.fileno())

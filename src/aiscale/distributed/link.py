@@ -32,7 +32,7 @@ LATENCY_S = 0.8e-3
 
 
 class Link:
-    """This rank's network card. `connect` makes it; process groups send through it."""
+    """This rank's network card."""
 
     def __init__(self, refusal: str = "") -> None:
         self.latency_s = LATENCY_S  #: of one message, on a slowed link
@@ -70,7 +70,6 @@ class Link:
             self.rate_mbit_s = before
 
     def seconds(self, op: str, nbytes: float, world: int) -> float:
-        """How long a collective or message keeps the card busy; 0 if the link is not slowed."""
         if not self.rate_mbit_s or world == 1:
             return 0.0
         messages, busiest_bytes = collective_terms(op, nbytes, world, "gloo")

@@ -35,8 +35,8 @@ _worlds = defaultdict(itertools.count)  #: worlds joined by this process, by ren
 
 
 def host_store(timeout_s: float = 300.0, address: str = LOOPBACK) -> tuple[dist.TCPStore, dict[str, str]]:
-    """A rendezvous store in this process, and the environment variables by which ranks find it. Ranks on other machines
-    need an `address` that they can reach. Keep the store alive as long as the ranks run."""
+    """A rendezvous store in this process, to be kept alive, and the environment variables by which ranks find it. Ranks
+    on other machines need an `address` that they can reach."""
     store = _serve(address, 0, timeout_s)
     there = {"MASTER_ADDR": address, "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     return store, {**there, _RENDEZVOUS: uuid.uuid4().hex}
@@ -96,8 +96,7 @@ def meeting_point(place: Launch) -> tuple[str, int]:
 
 
 def _ask_mpi(place: Launch) -> tuple[str, int]:
-    """Rank 0 picks a free port and broadcasts it over MPI, which listens on the loopback only if all ranks are on this
-    machine."""
+    """Rank 0 picks a free port and broadcasts it over MPI."""
     if place.local_size == place.size:
         for name in ("UCX_NET_DEVICES", "FI_TCP_IFACE"):  # of the libraries that MPI sends with
             os.environ.setdefault(name, LOOPBACK_CARD)
@@ -106,13 +105,11 @@ def _ask_mpi(place: Launch) -> tuple[str, int]:
     except (ImportError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise ConnectError(
-            f"mpi4py cannot load an MPI library ({reason}): pip install mpich, or load your site's MPI module"
+            f"mpi4py cannot load an MPI library ({reason}): pip install mpich, or load a module"
         ) from None
-    if MPI.COMM_WORLD.size != place.size:
-        raise ConnectError(
-            f"mpiexec started {place.size} processes, but MPI joined {MPI.COMM_WORLD.size}: use the mpiexec of the MPI "
-            "that mpi4py loads"
-        )
+    if (joined := MPI.COMM_WORLD.size) != place.size:
+        what = f"mpiexec started {place.size} processes, but MPI joined {joined}"
+        raise ConnectError(f"{what}: use the mpiexec of the MPI that mpi4py loads")
     there = None
     if place.rank == 0:
         with socket.socket() as probe:
@@ -142,8 +139,7 @@ def is_loopback(host: str) -> bool:
 
 
 def choose_gloo_interface(meeting_point: str) -> None:
-    """Make gloo listen on the network card that leads to the meeting point, unless the user has chosen one. By itself
-    it takes the address of its host name, which often leads only to this machine."""
+    """Make gloo listen on the network card that leads to the meeting point, unless the user has chosen one."""
     ours = os.environ.pop(_OUR_CARD, None)  # from an earlier world, or from the process that started the job
     if ours and os.environ.get(_CARD) == ours:
         del os.environ[_CARD]
@@ -152,7 +148,6 @@ def choose_gloo_interface(meeting_point: str) -> None:
 
 
 def _card_towards(host: str) -> str:
-    """The network card that reaches `host`; the loopback if it is this machine's or cannot be reached."""
     address, cards = LOOPBACK, {each.address: name for name, own in psutil.net_if_addrs().items() for each in own}
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))  # sends nothing: the system only picks the source address

@@ -65,7 +65,6 @@ class Wire(dist.ProcessGroup):
 
     @functools.cached_property
     def group(self) -> Group:
-        """Its label. torch sets the description after the group is made, so it is read late."""
         world_size = dist.get_world_size() if dist.is_initialized() else self.size()
         return Group(group_name(self.group_desc, self.ranks, world_size), self.ranks)
 
@@ -73,7 +72,6 @@ class Wire(dist.ProcessGroup):
         return self.inner.name()
 
     def count(self, op: str, args: tuple, payload_index: int) -> int:
-        """Count a call; returns its payload in bytes."""
         # The argument of scatter and gather is one rank's share; the payload is the root's whole buffer.
         shares = self.size() if op in ("scatter", "gather") else 1
         peer = self.ranks[args[1]] if op in ("send", "recv") and args[1:2] and 0 <= args[1] < self.size() else None
@@ -83,7 +81,6 @@ class Wire(dist.ProcessGroup):
         return payload_bytes
 
     def note_progress(self, op: str, nbytes: int = 0, peer: int | None = None) -> None:
-        """Record for the watchdog what is begun."""
         me = self.ranks[self.rank()]
         if op == "send":
             label = message(me, peer)
@@ -183,8 +180,8 @@ for _method in _UNCOUNTED:
 
 
 def backend_for(traffic: Traffic, link: Link, *, nccl: bool = False, make: Callable | None = None) -> str:
-    """Name of a backend for init_process_group. It counts into `traffic` what gloo sends and, if `nccl`, NCCL too.
-    `link` slows gloo's groups. `make` makes another backend than gloo."""
+    """Name of a backend for init_process_group that counts into `traffic`; `link` slows gloo's groups, `make` makes
+    another backend than gloo."""
     if nccl:
         attach(traffic)
         return "cpu:gloo,cuda:nccl"

@@ -83,8 +83,7 @@ class Notebook:
 
 
 def notebooks(names: Sequence[str] | None = None, root: str | Path | None = None) -> list[Notebook]:
-    """The notebooks of a folder in reading order, appendices last, or those that `names` select by name, number or
-    path."""
+    """The notebooks of a folder in reading order, appendices last, or those that `names` select."""
     root = Path(root) if root else find_root()
     paths = [*sorted(root.glob("[0-9][0-9]_*.ipynb")), *sorted((root / APPENDIX).glob("*.ipynb"))]
     return [Notebook(path) for path in choose("notebook", names, paths, root)]

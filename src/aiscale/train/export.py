@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aiscale.config import ConfigError, remedy, require_writable
+from aiscale.config import ConfigError, require_writable
 from aiscale.data import Tokenizer
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ def export(run: str | Path, folder: str | Path, *, overwrite: bool = False) -> P
         if folder.is_dir():
             shutil.rmtree(folder)
         partial.rename(folder)
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be written ({error.strerror or error}): {remedy(error, '')}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder

@@ -289,8 +289,7 @@ def site(name: str) -> Site:
 
 
 def here() -> Site | None:
-    """The profile of this machine: AISCALE_SITE (a name or .toml file), else the site whose marks are all in the
-    environment, else None."""
+    """The profile that AISCALE_SITE names, else of the site whose marks are all in the environment, else None."""
     if name := os.environ.get("AISCALE_SITE"):
         return find(name)
     shipped = map(site, names())
