@@ -63,10 +63,10 @@ def search(strategy: str, ranks: int, width: int, limit: int) -> dict:
     tried: dict[int, int] = {}
     guess = next(layers for layers in count(1) if predicted_bytes(cell(layers)) > limit) - 1
     layers = deepest(fits, guess)
-    row = {"strategy": strategy, "layers": layers, "predicted_layers": guess, "tried_peak_bytes": tried}
-    if layers:
-        row |= {"parameters": cost.parameter_count(run_of(cell(layers)).model), "peak_bytes": tried[layers]}
-    return row
+    sizes = {n: cost.parameter_count(run_of(cell(n)).model) for n in sorted(tried)}
+    rows = [{"layers": n, "parameters": sizes[n], "peak_bytes": tried[n]} for n in sizes]
+    largest = {"parameters": sizes[layers], "peak_bytes": tried[layers]} if layers else {}
+    return {"strategy": strategy, "layers": layers, "predicted_layers": guess, **largest, "tried": rows}
 
 
 def main() -> None:
