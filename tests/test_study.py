@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -10,7 +12,7 @@ from aiscale.config import ConfigError
 from aiscale.parallel.megatron import engine as megatron
 from aiscale.study import engine, load, read_study, run_study, side_by_side, summary
 from aiscale.study.grid import run_of, study_of
-from ranks import aiscale
+from ranks import aiscale, wait_until
 
 TINY = {"size": "1x32", "batch": 2, "data_kib": 1, "strategy": "serial", "loop.seq_len": 16, "loop.device": "cpu"}
 
@@ -114,13 +116,32 @@ def test_two_studies_side_by_side_say_what_changed_and_how_many_ratios_agree(tmp
 @pytest.mark.extended
 def test_a_study_measures_on_real_ranks_and_records_what_fails(tmp_path):
     tree = tiny(vary={"phase": ["inference"], "size": ["1x8000000"], "model.model_type": ["bert"]})
-    rows = run_study(study_of(tree | {"cross": [{"ranks": [2], "strategy": ["ddp"]}]}), tmp_path)
+    crossed = [{"strategy": ["ddp"]}, {"strategy": ["tp"], "size": ["1x64"], "precision": ["fp16"]}]
+    rows = run_study(study_of(tree | {"cross": [{"ranks": [2], **axes} for axes in crossed]}), tmp_path)
     found = {entry["cell"]: entry for entry in summary(rows)}
     assert found["size 1x8000000"]["status"] == "out of memory"
+    (refused,) = (entry for entry in found.values() if entry["status"] == "failed")
+    assert "loop.precision fp16 with parallel.strategy megatron" in refused["error"]
     assert found["base"]["peak_bytes"] > found["phase inference"]["peak_bytes"]
     assert {entry["status"] for cell, entry in found.items() if "size" not in cell} == {"ok"}
     steps = {row["cell"]: row["steps"] for row in rows if "steps" in row}
     assert steps["base"] // 2 == steps["ranks 2, strategy ddp"], "a batch for each rank"
+
+
+@pytest.mark.extended
+def test_a_study_whose_process_is_killed_goes_on(tmp_path):
+    base = "".join(f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in TINY.items())
+    (tmp_path / "tiny.toml").write_text(f"repeats = 2\n[base]\n{base}[vary]\nmicro = [1, 2]\n")
+    command = [sys.executable, "-m", "aiscale", "study", str(tmp_path / "tiny.toml"), "--out", str(tmp_path / "out")]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    wait_until(lambda: len(list((tmp_path / "out").glob("*.json"))) >= 2, 120, "two runs")
+    process.kill()
+    process.wait()
+    before = load(tmp_path / "out")
+    assert 2 <= len(before) < 8
+    done = aiscale(*command[3:])
+    after = load(tmp_path / "out")
+    assert done.returncode == 0 and len(after) == 8 and all(row in after for row in before), "none is made twice"
 
 
 @pytest.mark.extended
