@@ -16,20 +16,13 @@ GPT2_SHAPES = {  #: layers, heads, width: Radford et al. 2019, table 2; the head
 
 
 def _gpt2(size: str, lr: float) -> Run:
+    budget = {"steps": 600_000, "seq_len": 1024, "global_batch": 480, "micro_batch": 12}
     return Run(
         model=ModelConfig(**sizes(*GPT2_SHAPES[size]), vocab_size=50257, max_seq_len=1024),
         data=OPENWEBTEXT,
         optimizer=OptimizerConfig(lr=lr, min_lr=lr / 10, warmup_steps=2000),
         parallel=ParallelConfig(strategy="ddp"),
-        loop=LoopConfig(
-            steps=600_000,
-            seq_len=1024,
-            global_batch=480,
-            micro_batch=12,
-            precision="bf16",
-            eval_every=1000,
-            checkpoint_every=1000,
-        ),
+        loop=LoopConfig(**budget, precision="bf16", eval_every=1000, checkpoint_every=1000),
     )
 
 
@@ -64,17 +57,11 @@ def gpt2_xl() -> Run:
 
 @register("gpt2-xxl")
 def gpt2_xxl() -> Run:
-    """GPT-2 with 2.8B parameters, a shape that is assumed.
-
-    Turing Technical Report 3 says 2.7B parameters without embeddings, and no shape; the rest as gpt2-xl.
-    """
+    """GPT-2 with 2.8B parameters, 2.7B without embeddings as in Turing Technical Report 3; the shape is assumed."""
     return _gpt2("gpt2-xxl", 2e-4)
 
 
 @register("gpt2-xxxl")
 def gpt2_xxxl() -> Run:
-    """GPT-2 with 6.8B parameters, a shape that is assumed.
-
-    Turing Technical Report 3 says 6.6B parameters without embeddings, and no shape; the rest as gpt2-xl.
-    """
+    """GPT-2 with 6.8B parameters, 6.6B without embeddings as in Turing Technical Report 3; the shape is assumed."""
     return _gpt2("gpt2-xxxl", 2e-4)
