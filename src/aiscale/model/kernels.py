@@ -45,7 +45,7 @@ def _by_onednn(x: Tensor, weight: Tensor) -> bool:
     return (
         weight.numel() >= MIN_WEIGHTS
         and ON["products"]
-        and ONEDNN_IS_FASTER
+        and (ONEDNN_IS_FASTER and not torch.compiler.is_compiling())
         and x.dtype == weight.dtype == torch.float32
         and x.device.type == "cpu"
         and type(x) is Tensor
