@@ -8,7 +8,6 @@ Start it again with more steps: it goes on from its checkpoint.
 import argparse
 import json
 import os
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -43,7 +42,7 @@ def main(args):
     torch.manual_seed(0)
     model = GPT().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    settings = json.loads(Path(args.config).read_text())
+    settings = json.load(args.config)
     settings |= {"train_batch_size": args.batch, "train_micro_batch_size_per_gpu": args.micro_batch}
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
     folder, saved = engine.load_checkpoint(args.save)
@@ -64,7 +63,6 @@ def main(args):
             print(f"step {step} loss {loss.item():.6f}", flush=True)
         if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
             engine.save_checkpoint(args.save, client_state={"steps": step + 1})
-    engine.destroy()
     dist.destroy_process_group()
 
 
@@ -77,5 +75,5 @@ if __name__ == "__main__":
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--save", default="checkpoint", help="training goes on from it")
     parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
-    parser.add_argument("--config", default=Path(__file__).with_name("ds_config.json"), help="DeepSpeed's settings")
+    parser.add_argument("--config", type=open, default=f"{os.path.dirname(__file__)}/ds_config.json")
     main(parser.parse_args())
