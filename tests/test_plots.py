@@ -61,8 +61,7 @@ def test_colours_follow_the_data_even_if_values_repeat():
 
 
 def test_latency_and_bandwidth_match_the_points_and_the_link():
-    points = {"all_reduce": (SIZES, [1e-4, 2e-4, 4e-3])}
-    left, right = plots.latency_bandwidth(points, {"all_reduce": LINK}, world=4)
+    left, right = plots.latency_bandwidth(SIZES, [1e-4, 2e-4, 4e-3], LINK, world=4)
     np.testing.assert_allclose(lines(left, "measured")[0], np.column_stack([SIZES, [1e-4, 2e-4, 4e-3]]))
     sent = 1.5 * SIZES[2] / 4e-3 / 1e9
     assert lines(right, "measured")[0][-1] == pytest.approx([SIZES[2], sent])

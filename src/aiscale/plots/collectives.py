@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -132,34 +132,20 @@ def _cell(ax: Axes, x: float, y: float, **options) -> None:
 
 
 def latency_bandwidth(
-    points: Mapping[str, tuple[Sequence[float], Sequence[float]]],
-    fits: Mapping[str, cost.AlphaBeta] | None = None,
-    *,
-    world: int,
+    nbytes: Sequence[float], seconds: Sequence[float], link: cost.AlphaBeta, *, world: int, op: str = "all_reduce"
 ) -> np.ndarray:
-    """Seconds (left) and bandwidth (right) of collectives over message size; returns both Axes. points: {collective:
-    (nbytes, seconds)} measured on `world` ranks; fits, drawn dashed. Bandwidth is what each rank sends per second."""
+    """Seconds (left) and GB/s that a rank sends (right) over message size, measured on `world` ranks and by a link."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3.9), layout="constrained")
-    fits = fits or {}
-    colors = style.series_colors(points)
-    for op, (nbytes, seconds) in points.items():
-        sent = [cost.wire_bytes(op, n, world) for n in nbytes]
-        thin = {"linewidth": 0.9} if op in fits else {}
-        style.draw(left, "measured", nbytes, seconds, colors[op], **thin)
-        style.draw(right, "measured", nbytes, np.divide(sent, seconds) / 1e9, colors[op], **thin)
-    sizes = [n for nbytes, _ in points.values() for n in nbytes]
-    grid = np.geomspace(min(sizes), max(sizes), 120)
-    for op, link in fits.items():
-        seconds = np.array([link.seconds(op, n, world) for n in grid])
-        sent = np.array([cost.wire_bytes(op, n, world) for n in grid])
-        style.draw(left, "predicted", grid, seconds, colors[op])
-        style.draw(right, "predicted", grid, sent / seconds / 1e9, colors[op])
+    grid = np.geomspace(min(nbytes), max(nbytes), 120)
+    fitted = [link.seconds(op, n, world) for n in grid]
+    for kind, sizes, took in (("measured", nbytes, seconds), ("predicted", grid, fitted)):
+        sent = [cost.wire_bytes(op, n, world) for n in sizes]
+        style.draw(left, kind, sizes, took)
+        style.draw(right, kind, sizes, np.divide(sent, took) / 1e9)
     for ax, label in ((left, "time of one collective (s)"), (right, "sent by each rank (GB/s)")):
         ax.set(xscale="log", yscale="log", xlabel="message size (bytes)", ylabel=label)
         style.bytes_axis(ax.xaxis)
     style.seconds_axis(left.yaxis)
     right.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    names = {op.replace("_", "-"): color for op, color in colors.items()}
-    handles = style.legend_handles(names, style.kind_handles(["measured", "predicted"] if fits else ["measured"]))
-    figure.legend(handles=handles, loc="outside upper left", ncols=len(handles))
+    figure.legend(handles=style.kind_handles(["measured", "predicted"]), loc="outside upper left", ncols=2)
     return np.array([left, right])
