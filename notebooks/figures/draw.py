@@ -205,7 +205,7 @@ def broadcast_rounds(world=8):
 def rendezvous():
     """Two ranks meet at a store: rank 0 waits, rank 1 signs in, both connect."""
     axes = plt.subplots(1, 3, figsize=(7.5, 2.5), layout="constrained")[1]
-    titles = ("1  rank 0 opens the store, and waits", "2  rank 1 signs in", "3  ranks connect")
+    titles = ("1  rank 0 opens the store", "2  rank 1 signs in", "3  ranks connect")
     for ax, title, does in zip(axes, titles, (["signs in"], ["reads", "signs in, reads"], []), strict=True):
         present = len(does) or 2
         say(ax, 1.3, 2.15, title)
