@@ -66,11 +66,8 @@ def evict(file):
         os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     tokens = mapped(file)
     pages = np.zeros(-(-tokens.nbytes // mmap.PAGESIZE), np.uint8)
-    size, address, found = (
-        ctypes.c_size_t(tokens.nbytes),
-        *map(ctypes.c_void_p, (tokens.ctypes.data, pages.ctypes.data)),
-    )
-    if ctypes.CDLL(None).mincore(address, size, found):
+    address, found = map(ctypes.c_void_p, (tokens.ctypes.data, pages.ctypes.data))
+    if ctypes.CDLL(None).mincore(address, ctypes.c_size_t(tokens.nbytes), found):
         raise OSError("mincore failed")
     return float((pages & 1).mean())
 
@@ -98,11 +95,8 @@ def from_disk():
 
 def measure(file, stage):
     """Each way in each round: seconds to prepare, MB/s of windows, bytes from the disk for each byte of a window."""
-    fits, size, copy = (
-        file.stat().st_size < 0.6 * psutil.virtual_memory().available,
-        file.stat().st_size,
-        stage / file.name,
-    )
+    size, copy = file.stat().st_size, stage / file.name
+    fits = size < 0.6 * psutil.virtual_memory().available
     ways = {"mapped": lambda: mapped(file), "mapped, MADV_RANDOM": lambda: mapped(file, mmap.MADV_RANDOM)}
     if fits:
         ways |= {"spooled": lambda: read(file), "mapped, warm": lambda: read(file, keep=False)}
