@@ -64,19 +64,30 @@ def test_variants_outside_the_ladder_give_serial_losses_norms_and_weights(n, cas
 
 
 @pytest.mark.extended
-def test_bf16_messages_give_fp32s_losses_to_bf16s_precision(tmp_path):
+def test_narrow_messages_give_fp32s_losses_to_their_precision(tmp_path):
     code = f"""
-for model in ((), {LLAMA!r}):
-    engine = make("loop.precision=bf16", *model)
+for model in (("loop.precision=bf16",), ("loop.precision=bf16", *{LLAMA!r}), ("loop.precision=fp16",)):
+    engine = make(*model)
     found = train(engine, 0, 8, 2)
-    expected = train(serially(base.override("loop.precision=fp32", *model)), 0, 8, 1)
+    expected = train(serially(base.override(*model, "loop.precision=fp32")), 0, 8, 1)
     masters = {{str(p.dtype) for p in engine.model.parameters()}}
     say(json.dumps([max(abs(a.loss - b.loss) for a, b in zip(found, expected)), sorted(masters)]))
-    engine.close()
+    if model != ("loop.precision=fp16",):
+        engine.close()
+before, scale = [p.to_local().clone() for p in engine.model.parameters()], engine.scaler.get_scale()
+engine.accumulate(share(engine, 8))
+if world.rank == 1:  # in one rank's shard only
+    next(engine.model.parameters()).grad.to_local().view(-1)[0] = float("inf")
+_, skipped = engine.update(1e-3)
+kept = all(p.to_local().equal(b) for p, b in zip(engine.model.parameters(), before))
+say(json.dumps([skipped and kept and engine.scaler.get_scale() == scale / 2, "overflow"]))
 """
     for off, masters in ranks(code, 2, tmp_path):
-        assert 1e-6 < off < 2e-2
-        assert masters == ["torch.float32"]
+        if masters == "overflow":
+            assert off is True
+        else:
+            assert 1e-6 < off < 2e-2
+            assert masters == ["torch.float32"]
 
 
 WRITE = """

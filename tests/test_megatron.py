@@ -15,7 +15,7 @@ def compare(*settings):
     off, precision = differences(engine, steps=4), engine.run.loop.precision
     engine.close()
     assert len(set(world.gather((off["loss"], off["norm"])))) == 1, "ranks disagree"
-    limits = {"fp64": (1e-10, 1e-10, 1e-9), "bf16": (5e-3, 1e-2, 5e-2)}[precision]
+    limits = {"fp64": (1e-10, 1e-10, 1e-9), "bf16": (5e-3, 1e-2, 5e-2), "fp16": (1e-3, 5e-3, 5e-2)}[precision]
     if world.is_main:
         say(all(value < limit for value, limit in zip(off.values(), limits)) or (settings, off))
 """
@@ -27,6 +27,7 @@ LAYOUTS = [
     ("parallel.pp=2", RECOMPUTED),
     ("parallel.pp=2", "optimizer.name=sgd", "model.tied=false", "loop.micro_batch=8"),
     ("parallel.distributed_optimizer=true", "loop.precision=bf16"),
+    ("parallel.distributed_optimizer=true", "loop.precision=fp16"),
 ]
 
 
@@ -82,6 +83,30 @@ def test_a_run_resumes_exactly_and_in_another_layout(tmp_path):
     assert done.returncode == 0, done.stderr
     lines = ["True"] * 20 + ["refused True True"] * 4 + ["alone True"]
     assert sorted(done.stdout.splitlines()) == sorted(lines)
+
+
+OVERFLOW = """
+run = base.override("loop.precision=fp16", "parallel.pp=2")
+engine = build(run, world)
+train(engine, 0, 1)
+before = engine.state(full=True)
+engine._scaler._scale.fill_(2.0**30)  # gradients of either stage overflow
+skipped = [result.skipped for result in train(engine, 1, 3)]  # it halves after two
+after = engine.state(full=True)
+path, scale = checkpoint.save(engine, Path(FOLDER), step=3), engine._scaler.scale.item()
+engine.close()
+engine = build(run, world)
+checkpoint.load(engine, path)
+say(all(skipped), scale == engine._scaler.scale.item() == 2.0**29, all(before[n].equal(after[n]) for n in before))
+"""
+
+
+@pytest.mark.extended
+def test_an_overflow_in_fp16_skips_the_step_and_the_loss_scale_is_saved(tmp_path):
+    code = SETUP + OVERFLOW.replace("FOLDER", repr(str(tmp_path / "ck")))
+    done = run_ranks(code, 2, tmp_path, strategy="megatron")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["True True True"] * 2
 
 
 CLEAN = """

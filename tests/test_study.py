@@ -116,12 +116,12 @@ def test_two_studies_side_by_side_say_what_changed_and_how_many_ratios_agree(tmp
 @pytest.mark.extended
 def test_a_study_measures_on_real_ranks_and_records_what_fails(tmp_path):
     tree = tiny(vary={"phase": ["inference"], "size": ["1x8000000"], "model.model_type": ["bert"]})
-    crossed = [{"strategy": ["ddp"]}, {"strategy": ["tp"], "size": ["1x64"], "precision": ["fp16"]}]
+    crossed = [{"strategy": ["ddp"]}, {"strategy": ["tp"], "size": ["1x64"], "model.parallel_residual": [True]}]
     rows = run_study(study_of(tree | {"cross": [{"ranks": [2], **axes} for axes in crossed]}), tmp_path)
     found = {entry["cell"]: entry for entry in summary(rows)}
     assert found["size 1x8000000"]["status"] == "out of memory"
     (refused,) = (entry for entry in found.values() if entry["status"] == "failed")
-    assert "loop.precision fp16 with parallel.strategy megatron" in refused["error"]
+    assert "model.parallel_residual is true" in refused["error"]
     assert found["base"]["peak_bytes"] > found["phase inference"]["peak_bytes"]
     assert {entry["status"] for cell, entry in found.items() if "size" not in cell} == {"ok"}
     steps = {row["cell"]: row["steps"] for row in rows if "steps" in row}

@@ -69,7 +69,6 @@ REFUSED = {
         "a stage without embeddings lacks a group of weights",
         "optimizer.name=lamb",
     ),
-    ("loop.precision", "fp16", "fsdp"): ("the loss scales of ranks would diverge", "loop.precision=bf16"),
     ("loop.precision", "fp64", "zero"): ("DeepSpeed's masters and messages are fp32", "loop.precision=fp32"),
     ("optimizer.name", "adamw8bit", _ALL): (
         "no library here has it; cost counts its bytes",

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from aiscale.config import Run
 from aiscale.distributed import World
-from aiscale.parallel.serial import Engine, MicroBatch
+from aiscale.parallel.serial import AUTOCAST, Engine, MicroBatch
 
 
 class FSDPEngine(Engine):
@@ -34,8 +34,8 @@ class FSDPEngine(Engine):
             mesh = self.world.mesh(replicate=layout.replicas, shard=size // layout.replicas)
         else:
             mesh = self.world.mesh(shard=size)
-        low = torch.bfloat16 if self.run.loop.precision == "bf16" else None
-        # Inputs are not cast: the residual stream is bf16 already, and rotary angles must stay in fp32.
+        low = AUTOCAST.get(self.run.loop.precision)
+        # Inputs are not cast: the residual stream is narrow already, and rotary angles must stay in fp32.
         policy = MixedPrecisionPolicy(
             param_dtype=low, reduce_dtype=torch.float32 if low else None, cast_forward_inputs=False
         )

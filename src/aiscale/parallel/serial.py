@@ -28,7 +28,7 @@ from aiscale.optim import build_optimizer, clip_, set_lr
 
 MicroBatch = tuple[Tensor, Tensor]  # tokens (B, T), targets (B, T)
 
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Engine:
         self.model = self._place(build_model(run.model).to(torch.float64 if precision == "fp64" else torch.float32))
         self.optimizer = self._build_optimizer()
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=precision == "fp16")
-        self.autocast_dtype = _AUTOCAST.get(precision)
+        self.autocast_dtype = AUTOCAST.get(precision)
 
     # Overridden by other strategies --------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ with warnings.catch_warnings():  # about missing Apex and Transformer Engine, wh
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-DTYPES = {"bf16": torch.bfloat16, "fp64": torch.float64}  #: of weights and activations; else fp32
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}  #: of weights; else fp32
 
 
 def start_groups(grid: Grid) -> None:
@@ -96,6 +96,7 @@ def transformer_config(run: Run) -> TransformerConfig:
         virtual_pipeline_model_parallel_size=layout.virtual_stages if layout.virtual_stages > 1 else None,
         sequence_parallel=layout.sequence_parallel,
         bf16=precision == "bf16",
+        fp16=precision == "fp16",
         params_dtype=dtype,
         pipeline_dtype=dtype,
         deallocate_pipeline_outputs=True,
@@ -115,7 +116,7 @@ def build_chunks(run: Run, device: torch.device) -> list[DistributedDataParallel
         for piece in pieces:  # Megatron-Core computes the frequencies in fp32
             piece.rotary_pos_emb.inv_freq = run.model.rope_theta ** (-channel / run.model.d_head)
     pieces = [piece.to(device, config.params_dtype) for piece in pieces]
-    if config.bf16:
+    if config.bf16 or config.fp16:
         pieces = [Float16Module(config, piece) for piece in pieces]
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32=config.bf16,
@@ -143,12 +144,15 @@ def build_optimizer(run: Run, chunks: list[DistributedDataParallel], device: tor
             sgd_momentum=ours.momentum,
             clip_grad=ours.clip_norm,
             bf16=config.bf16,
+            fp16=config.fp16,
+            initial_loss_scale=2**16,  # as torch; Megatron-Core's 2**32 would skip the first steps
             params_dtype=config.params_dtype,
             use_distributed_optimizer=run.parallel.distributed_optimizer,
         ),
         chunks,
         use_gloo_process_groups=False,
     )
+    config.grad_scale_func = optimizer.scale_loss if config.fp16 else None
     for group in optimizer.param_groups:
         # Megatron-LM's own scheduler does this in every step: biases and norms have wd_mult 0.
         group["weight_decay"] = ours.weight_decay * group["wd_mult"]

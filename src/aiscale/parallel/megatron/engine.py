@@ -50,10 +50,6 @@ def check(run: Run) -> None:
         "set it to false, or parallel.strategy to another",
     )
     require(
-        precision != "fp16",
-        "loop.precision fp16 with parallel.strategy megatron: it takes fp32, tf32, bf16 and fp64; set bf16",
-    )
-    require(
         precision != "fp64" or not layout.distributed_optimizer,
         "loop.precision fp64 with parallel.distributed_optimizer: Megatron-Core's takes fp32, bf16 and fp16 only: "
         "set distributed_optimizer to false, or precision to fp32",
@@ -101,6 +97,7 @@ class MegatronEngine(Engine):
                 self.core.end_groups()
                 raise
             self._schedule = self.core.get_forward_backward_func()
+        self._scaler = getattr(self.optimizer.chained_optimizers[0], "grad_scaler", None)
         self.stages = [self.grid.stage(self.pp_rank, chunk) for chunk in range(self.grid.virtual)]
         self.is_last = self.stages[-1] == self.grid.stages - 1
         self._set_length(run.loop.seq_len)
@@ -117,9 +114,9 @@ class MegatronEngine(Engine):
     def update(self, lr: float) -> tuple[float, bool]:
         set_lr(self.optimizer, lr)
         with self._adapted():
-            self.optimizer.prepare_grads()
+            overflow = self.optimizer.prepare_grads()  # in fp16 the loss scale follows it
             norm, limit = self._grad_norm(), self.run.optimizer.clip_norm
-            if not math.isfinite(norm):
+            if overflow or not math.isfinite(norm):
                 return norm, True
             if limit > 0:
                 gradients = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -204,11 +201,15 @@ class MegatronEngine(Engine):
         """Write the shards that only this rank writes to one file."""
         facts = {"rank": self.world.rank, "grid": self.grid, "model": self.run.model}
         content = shards.content(self._written(), **facts, optimizer=self.run.optimizer.name)
+        content["scaler"] = self._scaler and self._scaler.state_dict()
         self.world.together(lambda: shards.write(folder, content))
 
     def read(self, folder: Path, note: dict) -> None:
         saved = self.world.together(lambda: self._open(folder))
         self._fill(saved.tensor)
+        if self._scaler and saved.scaler:
+            with self._adapted():
+                self._scaler.load_state_dict(saved.scaler)
         states = self._states()
         for shard in self._shards():
             if shard.main is None:

@@ -91,7 +91,7 @@ class Saved:
     def __init__(self, folder: Path) -> None:
         paths = sorted(folder.glob("rank_*.pt"))
         files = [torch.load(path, map_location="cpu", weights_only=True, mmap=True) for path in paths]
-        self.optimizer = files[0]["optimizer"]
+        self.optimizer, self.scaler = files[0]["optimizer"], files[0].get("scaler")
         self.grid, self.model = Grid(**files[0]["grid"]), ModelConfig(**files[0]["model"])
         self.shapes = cost.parameter_shapes(self.model)
         self.slots: dict[str, Slot] = {}
