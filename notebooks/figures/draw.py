@@ -513,8 +513,28 @@ def small_tape():
     view(ax, -0.8, 8.6, -0.8, 2.9, names=colors)
 
 
+def encoder_decoder():
+    """T5: two stacks of layers; the encoder's output goes to the cross attention of every layer of the decoder."""
+    ax = style.new_axes(None, 7.2, 2.9)
+    parts = {"self-attention": WEIGHTS, "attention to the encoder's output": GRADIENTS, "MLP": DATA}
+    ax.plot([8.75, 9, 9, 1.25], [0, 0, -1, -1], color=style.INK, linewidth=1.2)
+    for y, name, reads in ((0, "encoder", "the text"), (-2, "decoder", "what is written so far")):
+        say(ax, -1.6, y + 0.2, name, 9.5, weight="bold")
+        say(ax, -1.6, y - 0.2, reads, 8, color=style.MUTED)
+        for layer in range(3):
+            x = 3.1 * layer
+            frame(ax, x - 0.15, y - 0.5, 2.7, 1)
+            tile(ax, x + 0.42, y, 0.8, 0.6, parts["self-attention"], "earlier" if y else "all")
+            if y:
+                tile(ax, x + 1.25, y, 0.7, 0.6, parts["attention to the encoder's output"], "cross")
+                arrow(ax, (x + 1.25, -1), (x + 1.25, y + 0.3))
+            tile(ax, x + 2.05, y, 0.7, 0.6, parts["MLP"], "MLP")
+            arrow(ax, (x - 0.5, y), (x - 0.15, y))
+    view(ax, -2.9, 9.6, -2.8, 0.8, names=parts)
+
+
 SIMPLE = (rendezvous, broadcast_rounds, zero_stages, fsdp_step, mlp_cut, number_formats)
-SIMPLE += (thread_blocks, warp_reads, product_tiles, small_tape)
+SIMPLE += (thread_blocks, warp_reads, product_tiles, small_tape, encoder_decoder)
 DRAWINGS = {function.__name__: function for function in SIMPLE} | {
     "ring_reduce_scatter": partial(ring, 0),
     "ring_all_gather": partial(ring, 1),
