@@ -66,7 +66,7 @@ def test_a_bad_setting_is_refused_in_one_line(assignment, message):
         (
             lambda: LoopConfig(global_batch=16, micro_batch=3).micro_batches(2),
             "loop.global_batch 16 / dp 2 = 8 sequences a rank, not a multiple of loop.micro_batch 3: "
-            "change one of them",
+            "set loop.global_batch=18, or loop.global_batch=16 and loop.micro_batch=1",
         ),
     ],
 )

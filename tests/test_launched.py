@@ -19,7 +19,7 @@ import pytest
 
 from aiscale.cli import main
 from centre import Call, Cluster
-from ranks import forked
+from ranks import forked, wait_until
 from rehearsal import settings as needs
 from rehearsal.settings import user_name
 
@@ -56,7 +56,6 @@ exec {sys.executable} "$@"
 
 #: replaces it where only the job's end matters: all ranks but the first are frozen, and woken only to be killed
 FROZEN = """#!/bin/bash
-case "$*" in *"-m aiscale doctor"*) exit ;; esac
 case "$*" in *"-m aiscale.hpc.job"*) exec @python@ "$@" ;; esac
 [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0
 [ "$SLURM_PROCID" = 0 ] || { kill -STOP $$; exit 143; }
@@ -67,7 +66,6 @@ exit 76
 
 #: replaces it where a job's time is nearly up: trains until told to stop, saves, and resumes in the next start
 STOPPING = """#!/bin/bash
-case "$*" in *"-m aiscale doctor"*) exit ;; esac
 case "$*" in *"-m aiscale.hpc.job"*) exec @python@ "$@" ;; esac
 [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0
 trap 'printf "%s\\n" step_1 stopped >> "$AISCALE_NOTE_SAVED"; exit 130' USR1
@@ -120,10 +118,11 @@ def launched(nodes: Cluster, lesson: str, place: Path, *, env=None, folder=None,
     state = nodes.wait(job, timeout_s=900)
     said = (place / f"{lesson}-{job}.out").read_text()
     assert state == "COMPLETED", said
-    assert re.search(r"^(yes|no): ", said, re.M), "the doctor has looked; on a busy machine it may say no"
+    assert re.search(r"^ *\d+: (yes|no): ", said, re.M), "the doctor has looked; on a busy machine it may say no"
     calls = nodes.calls()[before:]
     [train] = [call.args for call in calls if call.program == "srun" and "train" in call.args]
-    seats = [line.split() for line in (place / "seats").read_text().splitlines()]
+    lines = (place / "seats").read_text().splitlines()
+    seats = [line.split() for line in lines if not line.startswith(" ")]  # of ranks, not of the batch script
     last = max(int(words[0]) for words in seats)
     ranks = sorted((words for words in seats if int(words[0]) == last), key=lambda words: int(words[1]))
     return Ended(lesson, said, calls, ranks, [*train])
@@ -181,8 +180,8 @@ def test_zero_at_perlmutter_in_a_container(perlmutter, place):
     env = {"AISCALE_ENVIRONMENT": "container", "PATH": f"{place}/.venv/bin:{needs.search_path()}"}
     ended = launched(perlmutter, "zero", place, env=env)
     started = [args for args in ended.asked("shifter") if "aiscale.hpc.job" not in args]
-    assert len(started) == 16 and all(args[1:3] == ("python", "-u") for args in started), "8 ranks, doctor and training"
-    assert "module" not in {call.program for call in ended.calls}
+    assert len(started) == 8 and all(args[1:3] == ("python", "-u") for args in started)
+    assert ended.asked("module") == [("reset",)]
     seats_of(ended, 4, cuda="3,2,1,0", master="node1")
     losses_equal_those_without_slurm(ended, 8, place)
 
@@ -197,10 +196,10 @@ def test_zero_at_perlmutter_in_a_container(perlmutter, place):
 )
 def test_other_strategies_at_perlmutter_with_the_sites_module(perlmutter, place, lesson, settings):
     ended = launched(perlmutter, lesson, place, **settings)
-    [(load, module)] = ended.asked("module")
-    assert load == "load" and module.startswith("pytorch")
+    [reset, (load, module)] = ended.asked("module")
+    assert reset == ("reset",) and load == "load" and module.startswith("pytorch")
     train = [word for word in ended.words if word.startswith("--")]
-    assert {"--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=32", "--gpus-per-node=4"} <= set(train)
+    assert {"--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=32", "--gpus-per-node=4"} <= set(train)
     seats_of(ended, 4, cuda="3,2,1,0", master="node1", **{"from": f"{place}/.venv/bin"})
     losses_equal_those_without_slurm(ended, 8, place)
 
@@ -244,3 +243,21 @@ def test_slurms_signal_before_the_time_limit_makes_the_job_requeue_and_resume(pe
     assert perlmutter.wait(job, timeout_s=400) == "COMPLETED", (place / f"ddp-{job}.out").read_text()
     shown = perlmutter.login(["scontrol", "--oneliner", "show", "job", job], capture_output=True).stdout
     assert "Restarts=1" in shown
+
+
+@extended
+def test_the_page_from_lesson_to_run_leads_to_a_chain_of_three_jobs_that_ends_by_itself(perlmutter, place):
+    page = (ROOT / "launchers/from_lesson_to_run.md").read_text()
+    commands = re.search(r"## Rehearse it first.*?```\n(.*?)```", page, re.S)[1]
+    (place / "launchers").symlink_to(ROOT / "launchers")
+    done = perlmutter.login(["bash", "-ec", commands], cwd=place, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    first, second, third = done.stdout.split()[-3:]
+    metrics = place / "runs/mine/metrics.jsonl"
+    wait_until(lambda: metrics.exists() and '"train"' in metrics.read_text(), 200, "the first job trains")
+    perlmutter.login(["scancel", "--signal=USR1", first], check=True)
+    assert [perlmutter.wait(job) for job in (first, second, third)] == ["FAILED", "COMPLETED", "COMPLETED"]
+    stopped, _, last = ((place / f"mine-{job}.out").read_text() for job in (first, second, third))
+    assert "stopped; step saved last" in stopped and f"nothing to do: job {second} ended with status 0" in last
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [row["step"] for row in rows if row["kind"] == "train"] == list(range(1, 301))

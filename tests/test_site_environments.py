@@ -23,7 +23,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from aiscale.cli import _parser
-from aiscale.hpc.launchers.render import BUILD, SHIPPED
+from aiscale.hpc.launchers.render import BUILD, SHIPPED, render_all
 from aiscale.hpc.sites import site
 
 ROOT = Path(__file__).parents[1]
@@ -88,7 +88,7 @@ def test_a_sites_page_agrees_with_its_profile_about_jobs(name):
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_commands_files_and_versions_on_a_sites_page_exist(name):
-    text, place = (FOLDER / name / "README.md").read_text(), site(name)
+    text = (FOLDER / name / "README.md").read_text()
     commands = re.findall(r"`(?:\w+=\w+ )?aiscale ([^`\n]+)`", text)
     assert len(commands) >= 2
     for command in commands:
@@ -98,9 +98,21 @@ def test_commands_files_and_versions_on_a_sites_page_exist(name):
         assert (FOLDER / name / link).exists(), link
     for file in re.findall(r"`((?:src|scripts|launchers)/[\w./]+)", text):
         assert (ROOT / file).exists(), file
-    versions = place.build.modules + place.shell.modules + place.shell.python
+    profile = (ROOT / f"src/aiscale/hpc/sites/{name}.toml").read_text()
     for image in re.findall(r"nersc/pytorch:[\d.]+|(?:pytorch|rocm|cpe)/\d[\d.]*\d", text):
-        assert image in versions, f"{image} is not what the launchers load"
+        assert image in profile, f"{image} is not what the launchers load"
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_sites_page_explains_what_its_launchers_set(name):
+    page, files = (FOLDER / name / "README.md").read_text(), render_all(site(name)).values()
+    text = "".join(line for file in files if "#SBATCH" in file for line in file.splitlines(True))
+    set_here = set(re.findall(r"\b(?:NCCL|FI|MIOPEN|TRITON|TORCH|MPICH|HDF5|CUDA|OMP|PYTHON)_?[A-Z_]+(?==)", text))
+    set_here |= {line.split()[1].partition("=")[0] for line in text.splitlines() if line.startswith("#SBATCH")}
+    obvious = {
+        f"--{word}" for word in "account time job-name output nodes ntasks-per-node gpus-per-node partition".split()
+    }
+    assert sorted(word for word in set_here - obvious if f"{word}=" not in page and f"`{word}`" not in page) == []
 
 
 # The script -----------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -20,7 +21,8 @@ FOLDER = ROOT / "launchers"
 
 #: stand in for the site's programs on this machine; the test with a real Slurm is below
 PROGRAMS = {
-    "sbatch": 'echo "$*" >> "$CALLS"; [ -z "$REFUSE" ] || { echo "sbatch: error: $REFUSE" >&2; exit 1; }',
+    "sbatch": 'echo "$*" >> "$CALLS"; [ -z "$REFUSE" ] || { echo "sbatch: error: $REFUSE" >&2; exit 1; }'
+    '; wc -l < "$CALLS"',
     "lfs": 'echo "     /x  ${LFS_USED:-1}  ${LFS_QUOTA:-0} ${LFS_QUOTA:-0}  -  5 0 0 -"',
 }
 STATES = {"✓": "ok", "!": "warning", "✗": "wrong"}
@@ -63,7 +65,7 @@ def test_a_job_without_a_fault_is_submitted_as_it_was_checked(login, capsys):
     status, lines, _ = submit("--set", "loop.steps=7", capsys=capsys)
     assert status == 0, lines
     marks = {line.split()[1]: line[0] for line in lines if line[0] in "✓!✗"}
-    assert set(marks) == {"environment", "corpus", "space", "time", "modules", "Slurm", "price"}
+    assert set(marks) == {"environment", "corpus", "space", "steps", "time", "modules", "Slurm", "price"}
     assert set(marks.values()) == {"✓"}
     tested, submitted = (login / "calls").read_text().splitlines()
     assert tested == f"--test-only {submitted}" and submitted.endswith("fsdp.sbatch --set loop.steps=7")
@@ -94,6 +96,12 @@ def test_a_job_without_a_fault_is_submitted_as_it_was_checked(login, capsys):
             "49 h on 4 nodes in QOS regular, which allows 48 h → --sbatch '-t 2880'",
         ),
         ("layout", {}, ["--set", "loop.micro_batch=7"], "16 ranks: loop.global_batch 480 / dp 16 = 30"),
+        (
+            "layout",
+            {},
+            ["--set", "loop.global_batch=15"],
+            "set loop.global_batch=96, or loop.global_batch=16 and loop.micro_batch=1",
+        ),
         (
             "Slurm",
             {"REFUSE": "Invalid account"},
@@ -144,6 +152,16 @@ def test_a_dry_run_prints_the_command_and_submits_nothing(login, capsys, monkeyp
     assert told.out == f"sbatch -q debug -t 20 --requeue {file} --set loop.steps=7\n"
     assert "4 nodes x 0.333333 h x 6 starts" in told.err and "at most 0.5 h on 4 nodes in QOS debug" in told.err
     assert "--test-only" in (login / "calls").read_text()
+
+
+def test_each_job_of_a_chain_waits_for_the_one_before(login, capsys):
+    file = str(FOLDER / "perlmutter/fsdp.sbatch")
+    assert main(["submit", "--chain", "3", "--sbatch", "-J mine", file]) == 0
+    told, calls = capsys.readouterr(), (login / "calls").read_text()
+    assert told.out.split() == ["2", "3", "4"] and re.findall(r"afterany:(\d+)", calls) == ["2", "3"]
+    assert "4 nodes x 0.5 h x 3 jobs = 6 node-hours" in told.err
+    assert main(["submit", "--chain", "3", "--sbatch", "-q debug -t 20", file]) == 1
+    assert "QOS debug forbids chains" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("path", sorted(f"{file.parent.name}/{file.name}" for file in FOLDER.glob("*/*.sbatch")))

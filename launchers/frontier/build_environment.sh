@@ -8,13 +8,13 @@
 #   --torch-index ADDRESS                          of another package index than https://download.pytorch.org/whl/rocm7.1
 #
 # PREFIX belongs on Orion, such as /lustre/orion/<project>/proj-shared/env for a class: NFS ($HOME) is far slower. Orion
-# removes what nobody has used for 90 days [pytorch, data].
+# removes what nobody has used for 90 days.
 #
 # One serves a whole class: when it is built nobody can write to it, and who may enter the folder that it is in may use
 # it. Jobs find it by `export AISCALE_ENVIRONMENT=PREFIX` before sbatch. To change it, build another beside it, for jobs
 # may be running in this one. To remove it: chmod -R u+w PREFIX, then rm -r PREFIX.
 #
-# Rendered by `aiscale launchers`. Sources in [brackets] are named at the end of this file.
+# Rendered by `aiscale launchers`; README.md beside it gives reasons and sources.
 
 set -eo pipefail  # no -u: scripts of modules and conda break under it
 umask 022         # readable for all who may enter, writable for nobody else
@@ -91,13 +91,13 @@ if [ "$MODE" = download ]; then LOG="$WHEELHOUSE/download.log"; fi
 export PYTHONNOUSERSITE=1 PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 export PIP_NO_CACHE_DIR=1 CONDA_PKGS_DIRS="${WHEELHOUSE:-$work}/conda" # caches would fill a home directory's quota
 unset PYTHONPATH
-# OLCF's recommendation for torch on Frontier. [pytorch]
+# OLCF's recommendation for torch on Frontier.
 module load PrgEnv-gnu/8.7.0
 module load cpe/26.03
 module load miniforge3/23.11.0-0
 module load rocm/7.1.1
 module load craype-accel-amd-gfx90a
-# Needed beside a cpe that is not the default, also before mpi4py is compiled. [pytorch]
+# Needed beside a cpe that is not the default, also before mpi4py is compiled.
 export LD_LIBRARY_PATH="$CRAY_LD_LIBRARY_PATH:$LD_LIBRARY_PATH"
 
 say "1 of 5: Python 3.12 (what is done is written to $LOG)"
@@ -145,7 +145,7 @@ say "3 of 5: $(wc -l < "$work/rest.txt") packages of requirements.lock"
 get --no-deps -r "$work/rest.txt"
 
 say "4 of 5: mpi4py $(locked mpi4py), against the site's MPI"
-# With rocm loaded, mpi4py may be linked with the libraries of GPU-aware MPI, which aiscale does not use. [pytorch]
+# With rocm loaded, mpi4py may be linked with the libraries of GPU-aware MPI, which aiscale does not use.
 module unload rocm
 module unload craype-accel-amd-gfx90a
 source_only=(--no-binary=mpi4py --no-cache-dir) # a wheel from elsewhere is made for another MPI
@@ -176,7 +176,7 @@ get --no-deps --no-build-isolation "$work/aiscale"
 if [ -n "$PACK" ]; then
   say "packing $PREFIX.tar.gz"
   {
-    # Pip has replaced a few files of conda's, its setuptools among them, which conda-pack would refuse. [sbcast]
+    # Pip has replaced a few files of conda's, its setuptools among them, which conda-pack would refuse.
     "$PREFIX/bin/conda-pack" --quiet --ignore-missing-files --format tar.gz --n-threads -1 --force \
       --prefix "$PREFIX" --output "$PREFIX.tar.gz"
   } >> "$LOG" 2>&1 || fail "not packed: $(tail -n 1 "$LOG"); see $LOG"
@@ -185,8 +185,3 @@ fi
 chmod -R a-w "$PREFIX"
 rm -f "$PREFIX.unfinished"
 say "done in $((SECONDS / 60)) min $((SECONDS % 60)) s. To use it: export AISCALE_ENVIRONMENT=$PREFIX${PACK:+.tar.gz}"
-
-# Rendered by `aiscale launchers`; sources, read on 2026-07-22:
-#   [pytorch] OLCF user documentation, software/analytics/pytorch_frontier (same)
-#   [sbcast] OLCF user documentation, software/python/sbcast_conda (same)
-#   [data] OLCF user documentation, data/index (same)

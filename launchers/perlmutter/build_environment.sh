@@ -6,13 +6,13 @@
 #   build_environment.sh --wheelhouse DIR PREFIX   builds it from DIR, without a network
 #
 # PREFIX belongs on /global/common/software/<project>, made for software: compute nodes read it fast, and cannot write
-# to it [common].
+# to it.
 #
 # One serves a whole class: when it is built nobody can write to it, and who may enter the folder that it is in may use
 # it. Jobs find it by `export AISCALE_ENVIRONMENT=PREFIX` before sbatch. To change it, build another beside it, for jobs
 # may be running in this one. To remove it: chmod -R u+w PREFIX, then rm -r PREFIX.
 #
-# Rendered by `aiscale launchers`. Sources in [brackets] are named at the end of this file.
+# Rendered by `aiscale launchers`; README.md beside it gives reasons and sources.
 
 set -eo pipefail  # no -u: scripts of modules and conda break under it
 umask 022         # readable for all who may enter, writable for nobody else
@@ -85,7 +85,7 @@ if [ "$MODE" = download ]; then LOG="$WHEELHOUSE/download.log"; fi
 export PYTHONNOUSERSITE=1 PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 export PIP_NO_CACHE_DIR=1 CONDA_PKGS_DIRS="${WHEELHOUSE:-$work}/conda" # caches would fill a home directory's quota
 unset PYTHONPATH
-module load pytorch/2.13.0  # Python 3.12 and torch for CUDA 13; the launchers load the same [users]
+module load pytorch/2.13.0  # Python 3.12 and torch for CUDA 13; the launchers load the same
 
 say "1 of 5: Python 3.12 (what is done is written to $LOG)"
 {
@@ -127,7 +127,7 @@ say "3 of 5: $(wc -l < "$work/rest.txt") packages of requirements.lock"
 get --no-deps -r "$work/rest.txt"
 
 say "4 of 5: mpi4py $(locked mpi4py), against the site's MPI"
-# They would link libraries for GPUs and for traces of I/O into mpi4py. [users]
+# They would link libraries for GPUs and for traces of I/O into mpi4py.
 module unload darshan craype-accel-nvidia80
 source_only=(--no-binary=mpi4py --no-cache-dir) # a wheel from elsewhere is made for another MPI
 if [ "$MODE" = offline ]; then source_only=(); fi
@@ -157,7 +157,3 @@ get --no-deps --no-build-isolation "$work/aiscale"
 chmod -R a-w "$PREFIX"
 rm -f "$PREFIX.unfinished"
 say "done in $((SECONDS / 60)) min $((SECONDS % 60)) s. To use it: export AISCALE_ENVIRONMENT=$PREFIX"
-
-# Rendered by `aiscale launchers`; sources, read on 2026-11-21:
-#   [users] scripts and records of NERSC's users in public repositories, July to September 2026: secondary
-#   [common] NERSC documentation, filesystems/global-common (docs.nersc.gov)

@@ -131,6 +131,7 @@ def _add_train(commands) -> None:
     add("--resume", action="store_true", help="resume from the newest checkpoint of this run")
     add("--resume-if-any", action="store_true", help="resume if the run has a checkpoint, else start it")
     add("--overwrite", action="store_true", help="replace the results of an earlier run")
+    add("--doctor", action="store_true", help="check nodes and network first; above 16 nodes if AISCALE_DOCTOR is set")
     add(
         "--note-saved",
         metavar="FILE",
@@ -160,6 +161,10 @@ def _train(args: argparse.Namespace) -> int:
     # All ranks agree: none writes this file before all have connected.
     resume = args.resume or (args.resume_if_any and (Path(args.runs_dir) / run.name / "run.json").exists())
     options = {"overwrite": args.overwrite, "progress": not args.quiet, "note_saved": args.note_saved}
+    if args.doctor:
+        from aiscale.hpc.doctor import before_training
+
+        options["first"] = before_training
     try:
         result = fit(run, runs_dir=args.runs_dir, resume=resume, **options)
     except AlreadyTrained as done:

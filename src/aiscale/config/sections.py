@@ -158,17 +158,20 @@ class LoopConfig:
 
     def micro_batches(self, dp: int) -> tuple[int, int]:
         """(number of micro-batches, sequences in each) for one of `dp` data-parallel ranks."""
-        require(
-            self.global_batch % dp == 0,
-            f"loop.global_batch {self.global_batch} is not divisible by the {dp} data-parallel ranks: "
-            f"set loop.global_batch={-(-self.global_batch // dp) * dp}",
+        share, rest = divmod(self.global_batch, dp)
+        size, whole = self.micro_batch or share, dp * (self.micro_batch or 1)
+        wide, near = -(-self.global_batch // whole) * whole, -(-self.global_batch // dp) * dp
+        remedy = f"set loop.global_batch={wide}" + f", or loop.global_batch={near} and loop.micro_batch=1" * (
+            wide > near
         )
-        share = self.global_batch // dp
-        size = self.micro_batch or share
+        require(
+            rest == 0,
+            f"loop.global_batch {self.global_batch} is not divisible by the {dp} data-parallel ranks: {remedy}",
+        )
         require(
             share % size == 0,
             f"loop.global_batch {self.global_batch} / dp {dp} = {share} sequences a rank, "
-            f"not a multiple of loop.micro_batch {size}: change one of them",
+            f"not a multiple of loop.micro_batch {size}: {remedy}",
         )
         return share // size, size
 

@@ -17,10 +17,11 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Literal
+from typing import Literal, TextIO
 
 import psutil
 
+from aiscale.config import ConfigError
 from aiscale.processes import usable_cores
 
 GIB = 2**30
@@ -32,6 +33,8 @@ LEAST_MEMORY_GIB = 2.5  # the eight ranks of lesson 07
 LEAST_FILES = 1024  # every rank has connections to its neighbours and files of its loader open
 LEAST_SPACE_GIB = 2
 ALL_REDUCE_BYTES = 16 * 2**20
+MANY_NODES = 16  #: above, `aiscale train --doctor` looks only if it is asked to
+COME_UP_S = 1800  #: at 256 nodes of Frontier 2,016 of 2,048 ranks had connected after 601 s
 
 
 @dataclass(frozen=True)
@@ -163,17 +166,31 @@ def _as_rank(device: str, *, look: bool) -> int:
     """`look`: the first rank of each node also examines it, and rank 0 gives the verdict."""
     from aiscale.distributed import connect
 
-    world = connect(device)
+    world = connect(device, COME_UP_S)
     try:
-        mine = list(examine()) if look and world.local_rank == 0 else []
-        nodes = {node: findings for node, findings in world.gather((socket.gethostname(), mine)) if findings}
-        findings = alike(nodes) + check_ranks(world)
+        return int(_said(world, look, sys.stdout))
     finally:
         world.close()
+
+
+def before_training(world) -> None:
+    """What `srun aiscale doctor` says, by ranks that are about to train; on many nodes only if asked."""
+    many = int(os.environ.get("SLURM_NNODES", "1")) > MANY_NODES
+    wish = os.environ.get("AISCALE_DOCTOR") or ("off" if many else "warn")
+    if wish != "off" and _said(world, True, sys.stderr) and wish == "strict":
+        raise ConfigError("AISCALE_DOCTOR=strict: put right what is marked ✗ above, or leave the variable out")
+
+
+def _said(world, look: bool, out: TextIO) -> bool:
+    """Whether something is wrong, on all ranks; rank 0 says what."""
+    mine = list(examine()) if look and world.local_rank == 0 else []
+    nodes = {node: findings for node, findings in world.gather((socket.gethostname(), mine)) if findings}
+    findings = alike(nodes) + check_ranks(world)
     wrong = any(finding.state == "wrong" for finding in findings)
     if world.is_main:
-        print(*(finding.line() for finding in findings), *([_verdict(wrong)] if look else []), sep="\n", flush=True)
-    return int(wrong)
+        lines = [*(finding.line() for finding in findings), *([_verdict(wrong)] if look else [])]
+        print(*lines, sep="\n", flush=True, file=out)
+    return wrong
 
 
 def _verdict(wrong: bool) -> str:

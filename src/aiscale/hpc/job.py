@@ -1,10 +1,11 @@
-"""`python -m aiscale.hpc.job`: prints the shell functions that launchers take from the environment, and two facts of
-the site. job.sh and engines.sh say what each does.
+"""`python -m aiscale.hpc.job [engines.sh]`: prints the shell functions that launchers take from the environment, and
+two facts of the site. job.sh and engines.sh say what each does.
 """
 
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 
 from aiscale.hpc.sites import Site, SiteError, here
@@ -27,7 +28,7 @@ def main() -> None:
         place = None
     for name, value in facts(place).items():
         print(f"job_{name}={shlex.quote(value)}")
-    for name in ("job.sh", "engines.sh"):
+    for name in ("job.sh", *sys.argv[1:]):
         print(Path(__file__).with_name(name).read_text())
 
 

@@ -1,77 +1,68 @@
 # What a launcher does besides training. `eval "$(python -m aiscale.hpc.job)"` defines it.
-#
-#   job begin [FOLDER]   prints the banner; makes RUNS; ends a job that was restarted too often; sends ENVIRONMENT.tar.gz
-#                        to every node's FOLDER, and uses it from there
-#   job doctor OPTIONS   checks nodes and network on the job's ranks; OPTIONS are srun's
-#   job end STATUS       with CHAIN=1 requeues a job that was stopped in time or hung; called when the file ends
-#   job engines PER_NODE OPTIONS   ranks for a notebook outside the job: engines.sh
-#
-# It reads RUNS, ENVIRONMENT, and the array `python` (words that start Python).
-# AISCALE_DOCTOR=strict ends a job that is not ready to train, AISCALE_DOCTOR=off does not look; CHAIN=1 and RESTARTS
-# allow a job to requeue itself.
-# shellcheck shell=bash disable=SC2154  # python is the launcher's
+#   job begin [FOLDER]     banner; RUNS; ends a job that has nothing to do; unpacks ENVIRONMENT.tar.gz in nodes' FOLDER
+#   job end STATUS         when the file ends: requeues a job that was stopped in time (CHAIN=1), or ends its chain
+#   job engines N OPTIONS  N ranks a node for a notebook outside the job (engines.sh); OPTIONS are srun's
+# It reads RUNS, ENVIRONMENT and the array `python`. CHAIN=1 and RESTARTS: launchers/README.md. AISCALE_CHAIN, from
+# `aiscale submit --chain`: the id of the chain's first job, or `first` in that job itself.
+# shellcheck shell=bash disable=SC2154
 
 job() { "job_$1" "${@:2}"; }
 job_say() { echo "job: $*" >&2; }
 
-job_begin() { # job_begin [FOLDER]
+job_begin() {
   local cap="${RESTARTS:-5}"
-  job_restart="${SLURM_RESTART_COUNT:-0}"
-  export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1         # jobs download nothing
+  job_restart="${SLURM_RESTART_COUNT:-0}" job_first="${AISCALE_CHAIN:-$SLURM_JOB_ID}"
+  if [ "$job_first" = first ]; then job_first="$SLURM_JOB_ID"; fi
+  job_over="$RUNS/.over-$job_first"              # a chain that has ended has it, with the reason
+  export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 # jobs download nothing
   export AISCALE_NOTE_SAVED="$RUNS/.saved-$SLURM_JOB_ID" # `aiscale train` writes there what it saved, and how it ended
   mkdir -p "$RUNS"
   rm -f "$AISCALE_NOTE_SAVED"
   {
     echo "=== ${SLURM_JOB_NAME:-job}, job $SLURM_JOB_ID, $(date '+%F %T %Z'), restart $job_restart of at most $cap"
-    echo "=== nodes: ${SLURM_JOB_NODELIST:-$HOSTNAME}; QOS: ${SLURM_JOB_QOS:-unknown}"
+    echo "=== nodes: ${SLURM_JOB_NODELIST:-$HOSTNAME}; QOS: ${SLURM_JOB_QOS:-unknown}; first of its chain: $job_first"
   } >&2
+  if [ "$job_first" = "$SLURM_JOB_ID" ]; then
+    rm -f "$job_over"
+  elif [ -e "$job_over" ]; then
+    job_say "nothing to do: $(cat "$job_over")"
+    exit "$(grep -vc ' 0$' "$job_over")" # 1 where that job failed
+  fi
   if [ "$job_restart" -gt "$cap" ]; then
     job_say "$job_restart restarts, and RESTARTS allows $cap: it ends here. To go on, submit the file again"
     exit 1
   fi
-  # A job that is cancelled ends at once: nothing may put it back into the queue.
-  trap 'trap - EXIT; exit 143' TERM
+  trap 'trap - EXIT; exit 143' TERM # a job that is cancelled does not go back into the queue
   trap 'job_end $?' EXIT
   if [ $# -gt 0 ]; then job_unpack "$1"; fi
 }
 
-job_unpack() { # job_unpack FOLDER
+job_unpack() {
   case "$ENVIRONMENT" in *.tar.gz) ;; *) return 0 ;; esac
   local packed="$ENVIRONMENT" each=(--nodes="$SLURM_NNODES" --ntasks-per-node=1 --kill-on-bad-exit=1)
   each+=(--ntasks="$SLURM_NNODES" --cpus-per-task="${job_cpus:-1}") # with all cores of a node
   ENVIRONMENT="$1/env"
-  # Half a file would fail later, and look like something else.
   sbcast --preserve --force "$packed" "$ENVIRONMENT.tar.gz" || exit 1
   # shellcheck disable=SC2016  # for each node's shell
   srun "${each[@]}" bash -c 'mkdir -p "$1" && tar --use-compress-program=pigz -xf "$1.tar.gz" -C "$1"' unpack \
     "$ENVIRONMENT" || exit 1
   export PATH="$ENVIRONMENT/bin:$PATH"
-  srun "${each[@]}" conda-unpack || exit 1 # puts each node's own path into the files that name the environment's
+  srun "${each[@]}" conda-unpack || exit 1
 }
 
-job_doctor() { # job_doctor OPTIONS
-  local status=0
-  if [ "${AISCALE_DOCTOR:-}" = off ]; then return 0; fi
-  srun --kill-on-bad-exit=1 "$@" "${python[@]}" -m aiscale doctor || status=$?
-  if [ "$status" = 138 ]; then # USR1, which says that the time is nearly up
-    job_say "the time was nearly up before training began: ask for more"
-    exit 1
-  elif [ "$status" != 0 ] && [ "${AISCALE_DOCTOR:-}" = strict ]; then
-    job_say "not ready to train, and AISCALE_DOCTOR is strict: it ends here"
-    exit 1
-  elif [ "$status" != 0 ]; then
-    job_say "warning: not ready to train, for the reasons above; going on all the same (AISCALE_DOCTOR=strict would end)"
-  fi
-}
-
-job_end() { # job_end STATUS: requeues a job that has more to do, if that was asked for and is not a mistake
+job_end() {
   local step why="" stopped=""
   trap - EXIT # once
   step="$(sed -n 's/.*step_0*\([0-9][0-9]*\)$/\1/p' "$AISCALE_NOTE_SAVED" 2> /dev/null | tail -n 1)" || true
   if grep -qsE '^(stopped|hung)' "$AISCALE_NOTE_SAVED" || [ "$1" = 130 ] || [ "$1" = 76 ]; then stopped=yes; fi
   rm -f "$AISCALE_NOTE_SAVED"
-  if [ "$1" = 0 ] || [ -z "$stopped" ]; then return; fi
-  if [ "${CHAIN:-0}" != 1 ]; then
+  if [ "$1" = 0 ] || [ -z "$stopped" ]; then
+    if [ -n "${AISCALE_CHAIN:-}" ]; then echo "job $SLURM_JOB_ID ended with status $1" > "$job_over"; fi
+    return
+  fi
+  if [ -n "${AISCALE_CHAIN:-}" ]; then
+    why="the chain's next job does so by itself"
+  elif [ "${CHAIN:-0}" != 1 ]; then
     why="with CHAIN=1 sbatch --requeue it would do so by itself"
   elif [[ " ${job_unchained:-debug} " == *" ${SLURM_JOB_QOS:-unknown} "* ]]; then
     why="QOS $SLURM_JOB_QOS forbids chains of jobs"

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from aiscale.config import ConfigError, require_writable
-from aiscale.hpc.launchers.render import sources_of, templates
+from aiscale.hpc.launchers.render import templates
 from aiscale.hpc.sites import Site, find, here, names
 
 
@@ -42,8 +42,7 @@ def start_script(name: str, environment: Path, site: Site | None, profile: str, 
     if not (environment / "bin/python").exists():
         raise ConfigError(f"environment {environment} has no bin/python: name a venv or conda environment")
     values = {"name": name, "environment": environment, "site": site, "profile": profile, "variables": variables}
-    text = templates().get_template("start_kernel.sh.j2").render(values)
-    return text + (sources_of(text, site) if site else "")
+    return templates().get_template("start_kernel.sh.j2").render(values)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import getpass
+import math
 import os
 import re
 import shlex
@@ -21,6 +22,7 @@ from aiscale import cost
 from aiscale.config import ConfigError, Run
 from aiscale.hpc.doctor import Finding
 from aiscale.hpc.sites import Site, find, here, names
+from aiscale.machines import find_machine
 from aiscale.recipes import recipe
 
 ASK_ABOVE = 50  #: node-hours
@@ -30,9 +32,9 @@ LIMIT_S = 180  #: for a program that asks a busy file system or Slurm
 _VARIABLES = {"account": "SBATCH_ACCOUNT", "time": "SBATCH_TIMELIMIT", "qos": "SBATCH_QOS"}
 _VARIABLES |= {"partition": "SBATCH_PARTITION", "constraint": "SBATCH_CONSTRAINT"}
 _SBATCH = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-for _option in ("-A --account", "-t --time", "-q --qos", "-p --partition", "-N --nodes", "-C --constraint"):
-    _SBATCH.add_argument(*_option.split())
-for _option in ("-G --gpus", "--ntasks-per-node", "--cpus-per-task", "--gpus-per-node", "--gpus-per-task", "--gres"):
+_OPTIONS = "-A --account, -t --time, -q --qos, -p --partition, -N --nodes, -C --constraint, -J --job-name, -G --gpus"
+_OPTIONS += ", --ntasks-per-node, --cpus-per-task, --gpus-per-node, --gpus-per-task, --gres"
+for _option in _OPTIONS.split(", "):
     _SBATCH.add_argument(*_option.split())
 _SBATCH.add_argument("--requeue", action="store_true")
 _SBATCH.add_argument("--no-requeue", action="store_true")
@@ -46,18 +48,20 @@ class Launcher:
     options: Mapping[str, str]  #: of sbatch, as they will hold
     command: tuple[str, ...]  #: that submits it
     args: tuple[str, ...]  #: behind the file's name
+    chain: int = 1  #: jobs, each of which goes on where the one before stopped
 
     @classmethod
-    def read(cls, path: Path, site: Site, *, sbatch: str = "", args: Sequence[str] = ()) -> Launcher:
+    def read(cls, path: Path, site: Site, *, sbatch: str = "", args: Sequence[str] = (), chain: int = 1) -> Launcher:
         text = path.read_text()
         if not text.startswith("#!"):
             raise ConfigError(f"{path} is no batch script: its first line must be #!/bin/bash")
         lines = re.findall(r"^#SBATCH[ \t]+(.*?)(?:[ \t]+#.*)?$", text, re.M)
         options = sbatch_options(word for line in lines for word in shlex.split(line))
         options |= {name: value for name, key in _VARIABLES.items() if (value := os.environ.get(key))}
-        words = shlex.split(sbatch) + ["--requeue"] * (os.environ.get("CHAIN") == "1" and "no-requeue" in options)
+        requeue = chain == 1 and os.environ.get("CHAIN") == "1" and "no-requeue" in options
+        words = shlex.split(sbatch) + ["--requeue"] * requeue
         options |= sbatch_options(words)
-        return cls(path, text, site, options, ("sbatch", *words, str(path), *args), tuple(args))
+        return cls(path, text, site, options, ("sbatch", *words, str(path), *args), tuple(args), chain)
 
     @property
     def nodes(self) -> int:
@@ -73,8 +77,8 @@ class Launcher:
 
     @property
     def starts(self) -> int:
-        """How often it may start: more than once where it requeues itself."""
-        return 1 + ("requeue" in self.options) * int(os.environ.get("RESTARTS", "5"))
+        """How often it may start: more than once in a chain, or where it requeues itself."""
+        return self.chain + ("requeue" in self.options) * int(os.environ.get("RESTARTS", "5"))
 
     @property
     def place(self) -> Site:
@@ -105,6 +109,7 @@ class Launcher:
         block = re.search(r"^# EDIT -+\n(.*?)^# -+$", self.text, re.M | re.S)
         script = "\n".join([block[1] if block else "", after, rf"printf '%s\0' {words}"])
         env = {**os.environ, "SLURM_SUBMIT_DIR": os.getcwd()}
+        env["SLURM_JOB_NAME"] = self.options.get("job-name", self.path.name)
         done = subprocess.run(["bash", "-c", script, "bash", *self.args], env=env, capture_output=True, text=True)
         return done.stdout.split("\0")[:-1]
 
@@ -134,6 +139,7 @@ def examine(job: Launcher) -> Iterator[Finding]:
         yield from layout(job, run)
         yield corpus(job, run)
         yield space(job, run)
+        yield from steps(job, run)
     yield time_limit(job)
     yield modules(job)
     yield slurm(job)
@@ -207,6 +213,31 @@ def space(job: Launcher, run: Run) -> Finding:
     return Finding("space", "ok", needed)
 
 
+def planned(run: Run, ranks: int, machine: str) -> dict[str, float]:
+    """{tokens_per_s, step_s} by the planner; empty where it does not know the machine, or the batch does not fit."""
+    from aiscale.plan.answer import plan
+    from aiscale.plan.hardware import platform_of
+    from aiscale.plan.layout import layout_of, shape_of
+
+    try:
+        shape, layout = shape_of(run.model, run.loop.seq_len), layout_of(run, ranks)
+        answer = plan(shape, layout, platform_of(find_machine(machine)))
+    except ConfigError:
+        return {}
+    return {"tokens_per_s": answer.tokens_per_s, "step_s": answer.step.total_s}
+
+
+def steps(job: Launcher, run: Run) -> Iterator[Finding]:
+    """Whether the planner thinks that the jobs are long enough."""
+    kinds = {kind.constraint: kind.machine for kind in job.site.node.kinds}
+    found = planned(run, job.ranks, kinds.get(job.options.get("constraint", "")) or job.site.machine)
+    if found and run.loop.steps:
+        needed, have = run.loop.steps * found["step_s"] / 3600, job.hours * job.starts
+        text = f"{run.loop.steps:,} take {needed:.2g} h (planned) of the {have:.3g} h asked for"
+        more = f"--chain {math.ceil(1.2 * needed / job.hours)}" if needed > have else ""
+        yield Finding("steps", "warning" if more else "ok", text, more)
+
+
 def _quota_left(folder: Path) -> float | None:
     """Bytes that a Lustre quota leaves this user; None: there is no quota, or nobody to ask."""
     if not shutil.which("lfs"):
@@ -224,6 +255,9 @@ def time_limit(job: Launcher) -> Finding:
     where = f"{job.nodes} nodes" + f" in {places}" * bool(places)
     if longest is None:
         return Finding("time", "wrong", f"{where}: more nodes than it allows", "ask for fewer: --sbatch '-N NODES'")
+    rule = job.site.scheduler.qos_of(qos)
+    if job.chain > 1 and rule and not rule.may_chain:
+        return Finding("time", "wrong", f"QOS {qos} forbids chains of jobs", "another QOS, or no --chain")
     if job.hours > longest + 1e-9:
         remedy = f"--sbatch '-t {round(longest * 60)}', or another QOS or partition"
         return Finding("time", "wrong", f"{job.hours:g} h on {where}, which allows {longest:g} h", remedy)
@@ -268,6 +302,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--dry-run", action="store_true", help="only check, and print the command that would submit it")
     add("--yes", action="store_true", help=f"submit also what may cost over {ASK_ABOVE} node-hours")
+    add("--chain", type=int, default=1, metavar="N", help="submit N jobs, each goes on where the one before stopped")
     add("--sbatch", default="", metavar="OPTIONS", help="for sbatch, such as '-q debug -t 20'")
     add("--site", metavar="NAME", help="whose rules hold (default: this machine's, or the file's folder)")
     add("file", metavar="FILE", help="a launcher")
@@ -280,7 +315,7 @@ def run(args: argparse.Namespace) -> int:
     path = Path(args.file)
     if not path.is_file():
         raise ConfigError(f"{path} is not a file: name a launcher, such as launchers/frontier/ddp.sbatch")
-    job = Launcher.read(path, _site(args.site, path), sbatch=args.sbatch, args=rest)
+    job = Launcher.read(path, _site(args.site, path), sbatch=args.sbatch, args=rest, chain=args.chain)
     wrong = []
     for finding in [*examine(job), price(job)]:
         print(finding.line(), file=sys.stderr, flush=True)
@@ -296,7 +331,22 @@ def run(args: argparse.Namespace) -> int:
         most = f"{node_hours(job):,.4g} node-hours, more than {ASK_ABOVE}"
         print(f"not submitted: up to {most}: if you mean it, aiscale submit --yes {path}", file=sys.stderr)
         return 1
-    return subprocess.run(job.command).returncode
+    return subprocess.run(job.command).returncode if job.chain == 1 else _submit_chain(job)
+
+
+def _submit_chain(job: Launcher) -> int:
+    """Each job waits for the one before, however that ends; job.sh ends a chain whose run is finished or failed."""
+    ids: list[str] = []
+    for number in range(1, job.chain + 1):
+        words = ["--parsable", *(f"--dependency=afterany:{last}" for last in ids[-1:])]
+        env = {**os.environ, "AISCALE_CHAIN": ids[0] if ids else "first"}
+        done = subprocess.run(["sbatch", *words, *job.command[1:]], env=env, stdout=subprocess.PIPE, text=True)
+        if done.returncode:
+            print(f"sbatch refused job {number} of {job.chain}; submitted: {' '.join(ids) or 'none'}", file=sys.stderr)
+            return done.returncode
+        ids.append(done.stdout.strip().partition(";")[0])
+    print(*ids)
+    return 0
 
 
 def node_hours(job: Launcher) -> float:
@@ -308,7 +358,7 @@ def price(job: Launcher) -> Finding:
     place, hours, options = job.place, node_hours(job), job.options
     cpus = int(options.get("cpus-per-task", "0")) * int(options.get("ntasks-per-node", "1"))
     charged = hours * place.charge_of(cpus, options.get("partition", ""), options.get("qos", ""))
-    starts = f" x {job.starts} starts" if job.starts > 1 else ""
+    starts = f" x {job.starts} {'jobs' if job.chain > 1 else 'starts'}" if job.starts > 1 else ""
     nodes = f"{job.nodes} node{'s' * (job.nodes > 1)}"
     most = f"at most {nodes} x {job.hours:g} h{starts} = {hours:,.4g} node-hours"
     return Finding("price", "ok", f"{most}; charged: {charged:,.4g} {place.scheduler.charge_unit}")

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,17 +57,21 @@ def fit(
     overwrite: bool = False,
     progress: bool = True,
     note_saved: str | Path | None = None,
+    first: Callable[[World], None] | None = None,
 ) -> Result:
     """Train `run` on the ranks of `world` (default: those that `connect` finds); results go to runs_dir/NAME.
 
     `resume` continues exactly from its newest checkpoint. `note_saved`: a file that gets the path of each completed
-    checkpoint. Raises ConfigError, ConnectError, RunFolderError or TrainingError with one line.
+    checkpoint. `first` is called on every rank when all have connected. Raises ConfigError, ConnectError,
+    RunFolderError or TrainingError with one line.
     """
     own_world = world is None
     # The watchdog must time out before the backend: it knows which rank is missing.
     timeout_s = max(300.0, run.loop.hang_timeout_s + 60)
     world = world or connect(run.loop.device, timeout_s, backend=run.loop.backend)
     try:
+        if first:
+            first(world)
         with world.link.at(run.loop.link_mbit_s or world.link.rate_mbit_s):
             training = _Training(run, world, Path(runs_dir) / run.name, progress, note_saved)
             with (

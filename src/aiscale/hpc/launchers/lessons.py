@@ -13,7 +13,7 @@ from pathlib import Path
 
 from aiscale.config.run import build
 
-Settings = tuple[tuple[str, str], ...]  #: (key=value, the reason)
+Settings = tuple[tuple[str, str], ...]  #: (key=value, or several, the reason)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +22,7 @@ class Lesson:
     title: str
     about: str  #: at the head of the file
     work: str = "train"  #: the template of the job's commands
+    call: str = ""  #: how to start it, if not by `aiscale submit` alone
     recipe: str = ""
     steps: int = 0  #: of a submission as the file stands, a tenth of them warm-up; 0: all that the recipe has
     perplexity: float = 0  #: of the held-out text after all of the recipe's steps, published
@@ -29,7 +30,7 @@ class Lesson:
     settings: Settings = ()
     layouts: Mapping[int, Settings] = field(default_factory=dict)  #: by GPUs per node; the next lower number is used
     variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  #: to compare: what it is -> key=value to add
-    exports: Settings = ()  #: (NAME=value, the reason): variables of the ranks
+    exports: tuple[str, ...] = ()  #: NAME=value  # the reason: variables of the ranks
     ranks: int = 0  #: 0: one node
     on_cpus: int = 0  #: as many ranks on CPUs instead, on a part of a node, where the site has such parts
     gpu_memory_gb: float = 0  #: the least that a GPU must have
@@ -44,6 +45,9 @@ class Lesson:
     def layout(self, gpus: int) -> Settings:
         fitting = [count for count in self.layouts if count <= gpus]
         return self.settings + (self.layouts[max(fitting)] if fitting else ())
+
+    def words(self, gpus: int) -> list[str]:
+        return [word for pairs, _ in self.layout(gpus) for word in pairs.split()]
 
 
 _TABLE = tomllib.loads(Path(__file__).with_name("lessons.toml").read_text(encoding="utf-8"))

@@ -10,20 +10,15 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
 
-from aiscale.config import ConfigError, Run, require_writable, write_whole
+from aiscale.config import Run, require_writable, write_whole
 from aiscale.hpc.launchers.lessons import LESSONS, Lesson
 from aiscale.hpc.sites import GpuKind, Site, SiteError, find, names, site
-from aiscale.hpc.submit import checkpoint_bytes, checkpoints, size_of
-from aiscale.machines import find_machine
-from aiscale.plan.answer import plan
-from aiscale.plan.hardware import platform_of
-from aiscale.plan.layout import layout_of, shape_of
+from aiscale.hpc.submit import checkpoint_bytes, checkpoints, planned, size_of
 from aiscale.recipes import recipe
 
 BUILD = "build_environment.sh"  #: makes the environment of a site
@@ -34,7 +29,7 @@ def render_all(place: Site) -> dict[str, str]:
     """{name: text} of the launchers that fit a site, and of the script that builds their environment."""
     files = {f"{lesson.name}.sbatch": render(lesson, place) for lesson in LESSONS.values() if fits(lesson, place)}
     if place.build.create:
-        files[BUILD] = _finish(templates().get_template(BUILD + ".j2").render(site=place), place)
+        files[BUILD] = _finish(templates().get_template(BUILD + ".j2").render(site=place))
     return files
 
 
@@ -43,20 +38,9 @@ def render(lesson: Lesson, place: Site) -> str:
     if lesson.on_cpus and place.cpus.node.ranks:
         place = place.on_cpus().part(lesson.on_cpus)
     job = _Job.of(lesson, place)
-    edits, directives = _directives(job)
-    body = templates().get_template("body.sbatch.j2")
-    text = body.render(
-        lesson=lesson,
-        site=place,
-        ranks=place.node.ranks_per_node,
-        settings=lesson.layout(place.node.gpus),
-        whole=recipe(lesson.recipe) if lesson.recipe else None,
-        run=job.run() if lesson.work == "train" else None,
-        head=head(job),
-        edits=edits,
-        directives=directives,
-    )
-    return _finish(text, place)
+    text = templates().get_template("body.sbatch.j2")
+    settings, whole = lesson.layout(place.node.gpus), recipe(lesson.recipe) if lesson.recipe else None
+    return _finish(text.render(job=job, lesson=lesson, site=place, settings=settings, whole=whole, head=head(job)))
 
 
 @dataclass(frozen=True)
@@ -92,7 +76,7 @@ class _Job:
 
     def run(self) -> Run:
         """The run that it trains, as the file stands."""
-        lesson, settings = self.lesson, [setting for setting, _ in self.lesson.layout(self.place.node.gpus)]
+        lesson, settings = self.lesson, self.lesson.words(self.place.node.gpus)
         if lesson.steps:  # the recipe's warm-up may be longer than the lesson
             settings += [f"loop.steps={lesson.steps}", f"optimizer.warmup_steps={max(1, lesson.steps // 10)}"]
         return recipe(lesson.recipe).override(*settings)
@@ -107,61 +91,35 @@ class _Job:
 
 
 def head(job: _Job) -> list[str]:
-    """The comment at the top: what it does, how to submit it, and the most that it costs."""
+    """The comment at the top: what it does, the most that it costs, what to expect, how to submit it."""
     lesson, place, name = job.lesson, job.place, f"{job.lesson.name}.sbatch"
     size = f"{job.nodes} node{'s' * (job.nodes > 1)} x {job.hours:g} h"
-    lines = [f"{lesson.title} on {place.title}. {lesson.about}"]
-    price = f"Costs at most {size} = {job.price()}"
+    lines = [f"{lesson.title} on {place.title}. {lesson.about}", f"Costs at most {size} = {job.price()}."]
+    if lesson.takes_days:
+        lines.reverse()
+        lines.append("A first try: sbatch -t 30, and --set loop.steps=50 --set optimizer.warmup_steps=5.")
     if lesson.work == "train":
-        calls = [(f"aiscale submit {name} --set name=NAME", "checks, then sbatch; the rest is for `aiscale train`")]
         lines.append(expected(job))
-        price += "; CHAIN=1 sbatch --requeue may start it 6 times"
-        if lesson.takes_days:
-            price += ". For a first try: sbatch -t 30, --set loop.steps=50 --set optimizer.warmup_steps=5"
-    else:
-        calls = [(f"aiscale submit {name}", "checks, then sbatch")] if lesson.work != "engines" else []
-        call, what = _CALLS[lesson.work]
-        calls.append((call.format(ranks=job.ranks), what))
-    lines.insert(0 if lesson.takes_days else len(lines), f"{price}.")
-    lines.append(f"Submit from {place.scratch}.")
-    width = max((len(words) for words, _ in calls if len(words) <= 56), default=0)
-    shown = [f"  {words:{width}}  {what}" for words, what in calls]
-    if lesson.variants:
-        shown.append(f"To compare with others: sbatch -J NAME {name} --set name=NAME, and")
-        shown += [
-            f"  {' '.join(f'--set {word}' for word in words)}  ({what})" for what, words in lesson.variants.items()
-        ]
-    return [*lines, *shown]
+    reasons = f"Reasons and sources: {'README.md' if place.name in SHIPPED else 'the profile of the site'}"
+    return [*lines, f"{lesson.call or f'Check and submit: aiscale submit {name}.'} {reasons}"]
 
 
 def expected(job: _Job) -> str:
     """What the file does as it stands: speed and time by the planner, loss, and bytes that stay on the disk."""
     run, lesson = job.run(), job.lesson
-    loss = f"loss from {math.log(run.model.vocab_size):.1f} = ln {run.model.vocab_size:,} "
+    loss = f"loss from {math.log(run.model.vocab_size):.1f} "
     loss += f"to {math.log(lesson.perplexity):.2f} (published)" if lesson.perplexity else "down"
-    speed, machine = "", job.kind.machine or job.place.machine
-    with suppress(ConfigError):  # no such machine, or a batch that does not divide over its ranks
-        shape, layout = shape_of(run.model, run.loop.seq_len), layout_of(run, job.ranks)
-        answer = plan(shape, layout, platform_of(find_machine(machine)))
-        minutes = run.loop.steps * answer.step.total_s / 60
+    speed = ""
+    if found := planned(run, job.ranks, job.kind.machine or job.place.machine):
+        minutes = run.loop.steps * found["step_s"] / 60
         time = f"{_two(minutes)} min" if minutes < 100 else f"{_two(minutes / 60)} h"
-        speed = f"{_two(answer.tokens_per_s)} tokens/s per GPU and {time} for {run.loop.steps:,} steps (planned); "
+        speed = f"{_two(found['tokens_per_s'])} tokens/s a GPU, {time} for {run.loop.steps:,} steps (planned); "
     nbytes = checkpoints(run)[0] * checkpoint_bytes(run, job.ranks)
-    return f"Expect {speed}{loss}; {size_of(nbytes) + ' in RUNS' if nbytes else 'no checkpoint'}."
+    return f"Expect {speed}{loss}. It leaves {size_of(nbytes) + ' in RUNS' if nbytes else 'no checkpoint'}."
 
 
 def _two(number: float) -> str:
     return f"{float(f'{number:.2g}'):,.10g}"
-
-
-#: work -> (how to start it, what that does), beside `aiscale submit`
-_CALLS = {
-    "scaling": ("sbatch -N 16 scaling.sbatch", "on 1, 2, 4, 8 and 16 nodes; results in RUNS/scaling-JOBID.jsonl"),
-    "study": ("sbatch study.sbatch grid-node", "sizes x strategies; or your own file; both resume"),
-    "notebook": ("sbatch notebook.sbatch 07 -p n_steps=20", "what follows the name is for `aiscale notebooks`"),
-    "your_own": ("sbatch your_own.sbatch train.py --epochs 3", "nothing of this kit is needed"),
-    "engines": ('cluster.start({ranks}, engines="slurm")', "in a notebook submits this; by hand it ends at once"),
-}
 
 
 def fits(lesson: Lesson, place: Site) -> bool:
@@ -174,67 +132,19 @@ def fits(lesson: Lesson, place: Site) -> bool:
     return True
 
 
-def _directives(job: _Job) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """(option, comment) of the #SBATCH lines to edit, and of the others."""
-    lesson, place, nodes = job.lesson, job.place, job.nodes
-    rules, ranks = place.scheduler, place.node.ranks_per_node
-    edits = [(f"--account={rules.account_example}", rules.account_hint)]
-    limit = f"{_clock(job.longest)} at most on {nodes} node{'s' * (nodes > 1)}" if job.longest < 1000 else ""
-    edits.append((f"--time={_clock(job.hours)}", limit))
-    lines = [(f"--job-name={lesson.name}", ""), ("--output=%x-%j.out", "in the folder from which this is submitted")]
-    each = f", one for each {place.node.gpu}" if place.node.gpus else ""
-    lines.append((f"--nodes={nodes}", f"{nodes * ranks} ranks{each}" if lesson.ranks else ""))
-    lines.append((f"--ntasks-per-node={ranks}", ""))
-    if place.node.gpus:
-        lines.append((f"--gpus-per-node={place.node.gpus}", ""))
-    if job.partition:
-        lines.append((f"--partition={job.partition}", ""))
-    if place.qos:
-        lines.append((f"--qos={place.qos}", f"the default is {rules.default_qos}" if rules.default_qos else ""))
-    if job.kind.constraint:
-        words = re.split(r"[&|]", job.kind.constraint)
-        lines.append((f"--constraint={job.kind.constraint}", "; ".join(rules.features[word] for word in words)))
-    lines += [line.partition("  # ")[::2] for line in place.sbatch]
-    if lesson.work == "train":
-        why = f"{lesson.signal_s} s before the end the ranks save and stop"
-        lines += [(f"--signal=USR1@{lesson.signal_s}", why), ("--no-requeue", "")]
-        lines.append(("--open-mode=append", "a requeued job goes on in the same file"))
-    if lesson.work in ("train", "scaling", "study"):
-        lines.append(("--dependency=singleton", "two jobs of one name would write the same folder"))
-    return edits, lines
-
-
 def _clock(hours: float) -> str:
     minutes = round(hours * 60)
     return f"{minutes // 60:02}:{minutes % 60:02}:00"
 
 
-def _finish(text: str, place: Site) -> str:
+def _finish(text: str) -> str:
     lines = "\n".join(line.rstrip() for line in text.splitlines())
-    return re.sub(r"\n{3,}", "\n\n", lines).strip("\n") + "\n" + sources_of(text, place)
-
-
-def sources_of(text: str, place: Site) -> str:
-    """The sources named in brackets in a file, as comments for its end."""
-    named = {key for group in re.findall(r"\[([a-z0-9, ]+)\]", text) for key in group.split(", ")}
-    lines = [f"#   [{key}] {where}" for key, where in place.sources.items() if key in named]
-    by = f"# Rendered by `aiscale launchers`; sources, read on {place.read}:"
-    return "\n".join(["", by, *lines, ""]) if lines else ""
+    return re.sub(r"\n{3,}", "\n\n", lines).strip("\n") + "\n"
 
 
 def _comment(text: str) -> str:
     paragraph = " ".join(text.split())
     return textwrap.fill(paragraph, 120, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
-
-
-def _comment_lines(lines: Iterable[str]) -> str:
-    return "\n".join(f"# {line}" if line[0] == " " else _comment(line) for line in lines)
-
-
-def _aligned(pairs: Iterable[tuple[str, str]], lead: str = "") -> str:
-    pairs = list(pairs)
-    column = min(44, max(len(lead + text) for text, _ in pairs)) + 2
-    return "\n".join(f"{lead + text:{column}}# {why}" if why else lead + text for text, why in pairs)
 
 
 @functools.cache
@@ -246,7 +156,7 @@ def templates() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters |= {"comment": _comment, "comment_lines": _comment_lines, "aligned": _aligned, "quote": shlex.quote}
+    made.filters |= {"comment": _comment, "clock": _clock, "quote": shlex.quote}
     return made
 
 

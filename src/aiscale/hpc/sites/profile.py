@@ -152,19 +152,18 @@ class Shell:
     """Pieces of bash for launchers, each with its reasons and sources as comments."""
 
     modules: str = ""  #: what the site's software stack needs, before an environment is active
-    #: makes `python` the one with aiscale; may read $ENVIRONMENT
-    activate: str = (
-        'export PATH="$ENVIRONMENT/bin:$PATH" PYTHONNOUSERSITE=1  # a venv or conda environment; nothing of $HOME'
-    )
-    #: sets the words that start Python in a step
-    python: str = "python=(python -u)  # -u: what is printed is seen at once"
+    #: puts the environment on PATH, sets the words that start Python in a step, and ends where there is no Python
+    activate: str = """
+export PATH="$ENVIRONMENT/bin:$PATH" PYTHONNOUSERSITE=1
+python=(python -u)
+ls "$ENVIRONMENT/bin/python" > /dev/null
+"""
     unpack: str = ""  #: a folder on each node's own disk, for an environment that is one .tar.gz
     network: str = ""  #: variables of NCCL, RCCL and libfabric
     master: str = ""  #: sets MASTER_ADDR
     caches: str = ""  #: where libraries may write, below $caches
     one_node: str = ""  #: a command before a step on one node, inside a job of several
     many_nodes: str = ""  #: a command before a step on several nodes
-    nodes_why: str = ""  #: the reason for these two
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,13 +199,12 @@ class Site:
     qos: str = ""  #: for launchers; empty: the site's default
     sbatch: tuple[str, ...] = ()  #: more #SBATCH options, as --option=value  # why
     srun: str  #: options of a step with one rank per GPU
-    srun_why: str = ""  #: the reason, with its source
     local_rank: str = "$SLURM_LOCALID"  #: LOCAL_RANK of scripts written for torchrun, which take it for their GPU
     rank_env: Mapping[str, str] = field(default_factory=dict)  #: variables of each rank that srun would overwrite
     cpus: Cpus = field(default_factory=Cpus)  #: for what needs no GPU; without them it gets a whole node
     environment: str = ""  #: the default of ENVIRONMENT in launchers
     environment_hint: str = ""  #: alternatives to it
-    scratch: str = ""  #: where to submit from, in a sentence
+    edit: str = ""  #: more lines of a launcher's block EDIT
     shell: Shell = field(default_factory=Shell)
     build: Build = field(default_factory=Build)
 
@@ -223,7 +221,6 @@ class Site:
             qos=cpus.qos or self.qos,
             sbatch=cpus.sbatch,
             srun=f"--cpus-per-task={cpus.node.cpus_per_rank}",
-            srun_why="",
             rank_env={},
         )
 
@@ -252,7 +249,6 @@ class Site:
             scheduler=dataclasses.replace(rules, charge_per_node_hour=rules.charge_per_node_hour * ranks / each),
             sbatch=(*self.sbatch, f"{cpus}  # others have the rest of the node"),
             srun=cpus + gpus,
-            srun_why="Slurm gives the ranks the cores and GPUs of their part of the node.",
             rank_env={},  # it numbers all GPUs of a node
         )
 
