@@ -6,6 +6,7 @@ their arguments; the real argument parser then reads the training command, and a
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import re
@@ -21,7 +22,7 @@ from aiscale import cost
 from aiscale.cli import _configured, _parser, main
 from aiscale.config import HFModelConfig, ModelConfig
 from aiscale.hpc.launchers import LESSONS, SHIPPED, drift, render_all
-from aiscale.hpc.launchers.render import fits
+from aiscale.hpc.launchers.render import fits, place_for
 from aiscale.hpc.sites import load, names, site
 
 ROOT = Path(__file__).parents[1]
@@ -61,7 +62,7 @@ PROGRAMS = ("module", "srun", "sbcast", "scontrol", "hostname", "python", "shift
 
 def place_of(path: str):
     """The site of a file, or its nodes without GPUs if the file asks for no GPU."""
-    place = site(path.split("/")[0])
+    place = place_for(LESSONS[Path(path).stem], site(path.split("/")[0]))
     return place if "gpus-per-node" in options((FOLDER / path).read_text()) else place.on_cpus()
 
 
@@ -144,8 +145,8 @@ def test_check_names_files_edited_by_hand_and_files_without_a_lesson(tmp_path, c
 @pytest.mark.parametrize("name", names())
 def test_every_file_of_every_site_passes_bash_and_shellcheck(name, tmp_path):
     assert main(["launchers", "--site", name, "--out", str(tmp_path)]) == 0
-    files = sorted(map(str, tmp_path.glob("*/*.sbatch")))
-    assert len(files) >= 8
+    files = sorted(map(str, [*tmp_path.glob("*/*.sbatch"), *tmp_path.glob("*/*.pbs")]))
+    assert len(files) >= (1 if site(name).pbs else 8)
     for file in files:
         assert subprocess.run(["bash", "-n", file], capture_output=True, text=True).stderr == ""
         assert len(Path(file).read_text().splitlines()) <= 58 and len(Path(file).read_bytes()) <= 3000, file
@@ -153,6 +154,19 @@ def test_every_file_of_every_site_passes_bash_and_shellcheck(name, tmp_path):
         pytest.skip("no shellcheck on this machine")
     done = subprocess.run(["shellcheck", "-x", *files], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", ["polaris", "aurora"])
+def test_pbs_files_ask_for_what_pbs_wants_and_start_a_rank_for_each_gpu(name, tmp_path):
+    text, parser = render_all(site(name))["your_own.pbs"], argparse.ArgumentParser()
+    for option in "AqNjk":
+        parser.add_argument(f"-{option}", required=option != "k")
+    parser.add_argument("-l", action="append")
+    asked = parser.parse_args([word for line in re.findall(r"(?m)^#PBS (.*)$", text) for word in line.split()])
+    resources = dict(word.split("=", 1) for word in asked.l)
+    assert set(resources) == {"select", "place", "walltime", "filesystems"} and resources["select"].startswith("2")
+    assert text.index("#PBS -N") < re.search(r"(?m)^[^#\n]", text).start(), "PBS reads no directive behind a command"
+    assert f'WORLD_SIZE="$((nodes * {site(name).node.gpus}))"' in text and "untried" in text.lower()
 
 
 @pytest.mark.parametrize("path", FILES)

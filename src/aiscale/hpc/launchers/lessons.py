@@ -23,6 +23,7 @@ class Lesson:
     about: str  #: at the head of the file
     work: str = "train"  #: the template of the job's commands
     call: str = ""  #: how to start it, if not by `aiscale submit` alone
+    script: str = ""  #: of a launcher that needs nothing of the kit: the default of SCRIPT
     recipe: str = ""
     steps: int = 0  #: of a submission as the file stands, a tenth of them warm-up; 0: all that the recipe has
     perplexity: float = 0  #: of the held-out text after all of the recipe's steps, published
@@ -32,6 +33,7 @@ class Lesson:
     variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  #: to compare: what it is -> key=value to add
     exports: tuple[str, ...] = ()  #: NAME=value  # the reason: variables of the ranks
     ranks: int = 0  #: 0: one node
+    shared: str = ""  #: the QOS in which these ranks get a part of a node
     on_cpus: int = 0  #: as many ranks on CPUs instead, on a part of a node, where the site has such parts
     gpu_memory_gb: float = 0  #: the least that a GPU must have
     hours: float = 0.5
@@ -45,9 +47,6 @@ class Lesson:
     def layout(self, gpus: int) -> Settings:
         fitting = [count for count in self.layouts if count <= gpus]
         return self.settings + (self.layouts[max(fitting)] if fitting else ())
-
-    def words(self, gpus: int) -> list[str]:
-        return [word for pairs, _ in self.layout(gpus) for word in pairs.split()]
 
 
 _TABLE = tomllib.loads(Path(__file__).with_name("lessons.toml").read_text(encoding="utf-8"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import math
 import re
@@ -27,6 +28,8 @@ SHIPPED = ("frontier", "perlmutter")  #: the sites whose launchers are committed
 
 def render_all(place: Site) -> dict[str, str]:
     """{name: text} of the launchers that fit a site, and of the script that builds their environment."""
+    if place.pbs:
+        return {"your_own.pbs": _finish(templates().get_template("your_own.pbs.j2").render(site=place))}
     files = {f"{lesson.name}.sbatch": render(lesson, place) for lesson in LESSONS.values() if fits(lesson, place)}
     if place.build.create:
         files[BUILD] = _finish(templates().get_template(BUILD + ".j2").render(site=place))
@@ -35,12 +38,18 @@ def render_all(place: Site) -> dict[str, str]:
 
 def render(lesson: Lesson, place: Site) -> str:
     """The launcher of a lesson at a site; raises SiteError if the site is too small for it."""
-    if lesson.on_cpus and place.cpus.node.ranks:
-        place = place.on_cpus().part(lesson.on_cpus)
+    place = place_for(lesson, place)
     job = _Job.of(lesson, place)
     text = templates().get_template("body.sbatch.j2")
     settings, whole = lesson.layout(place.node.gpus), recipe(lesson.recipe) if lesson.recipe else None
     return _finish(text.render(job=job, lesson=lesson, site=place, settings=settings, whole=whole, head=head(job)))
+
+
+def place_for(lesson: Lesson, place: Site) -> Site:
+    """The site, or the part of a node that the lesson asks for."""
+    if lesson.on_cpus and place.cpus.node.ranks:
+        return place.on_cpus().part(lesson.on_cpus)
+    return dataclasses.replace(place, qos=lesson.shared).part(lesson.ranks) if lesson.shared else place
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,8 @@ class _Job:
 
     def run(self) -> Run:
         """The run that it trains, as the file stands."""
-        lesson, settings = self.lesson, self.lesson.words(self.place.node.gpus)
+        lesson = self.lesson
+        settings = [word for pairs, _ in lesson.layout(self.place.node.gpus) for word in pairs.split()]
         if lesson.steps:  # the recipe's warm-up may be longer than the lesson
             settings += [f"loop.steps={lesson.steps}", f"optimizer.warmup_steps={max(1, lesson.steps // 10)}"]
         return recipe(lesson.recipe).override(*settings)
@@ -143,19 +153,14 @@ def _finish(text: str) -> str:
 
 
 def _comment(text: str) -> str:
-    paragraph = " ".join(text.split())
-    return textwrap.fill(paragraph, 120, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+    return textwrap.fill(text, 120, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
 
 
 @functools.cache
 def templates() -> jinja2.Environment:
-    made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
+    options = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    made = jinja2.Environment(loader=loader, keep_trailing_newline=True, **options)
     made.filters |= {"comment": _comment, "clock": _clock, "quote": shlex.quote}
     return made
 
@@ -165,8 +170,10 @@ def write(place: Site, out: str | Path) -> list[Path]:
     folder = Path(out) / place.name
     require_writable(folder, "--out")
     folder.mkdir(parents=True, exist_ok=True)
-    mode = {".sh": 0o755, ".sbatch": 0o644}
-    return [write_whole(folder / name, text, mode[Path(name).suffix]) for name, text in render_all(place).items()]
+    return [
+        write_whole(folder / name, text, 0o755 if name.endswith(".sh") else 0o644)
+        for name, text in render_all(place).items()
+    ]
 
 
 def drift(out: str | Path, places: Iterable[Site] | None = None) -> list[Path]:

@@ -205,6 +205,8 @@ class Site:
     environment: str = ""  #: the default of ENVIRONMENT in launchers
     environment_hint: str = ""  #: alternatives to it
     edit: str = ""  #: more lines of a launcher's block EDIT
+    step: str = ""  #: more words of srun in launchers, which EDIT sets
+    pbs: tuple[str, ...] = ()  #: #PBS options of a site without Slurm, whose `srun` has mpiexec's
     shell: Shell = field(default_factory=Shell)
     build: Build = field(default_factory=Build)
 
