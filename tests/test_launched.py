@@ -64,14 +64,6 @@ sleep 1
 exit 76
 """
 
-#: replaces it where a job's time is nearly up: trains until told to stop, saves, and resumes in the next start
-STOPPING = """#!/bin/bash
-case "$*" in *"-m aiscale.hpc.job"*) exec @python@ "$@" ;; esac
-[ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0
-trap 'printf "%s\\n" step_1 stopped >> "$AISCALE_NOTE_SAVED"; exit 130' USR1
-for _ in $(seq 3000); do sleep 0.1; done
-"""
-
 
 @dataclass
 class Ended:
@@ -228,19 +220,6 @@ def test_a_job_resumes_after_slurm_killed_its_frozen_ranks(perlmutter, place):
     path = ROOT / "launchers/perlmutter/ddp.sbatch"
     job = perlmutter.submit(path, "--nodes=1", "--time=60", "--requeue", cwd=place, env={"CHAIN": "1"})
     assert perlmutter.wait(job) == "COMPLETED", (place / f"ddp-{job}.out").read_text()
-    shown = perlmutter.login(["scontrol", "--oneliner", "show", "job", job], capture_output=True).stdout
-    assert "Restarts=1" in shown
-
-
-@extended
-def test_slurms_signal_before_the_time_limit_makes_the_job_requeue_and_resume(perlmutter, place):
-    (place / ".venv/bin/python").write_text(STOPPING.replace("@python@", sys.executable))
-    path = ROOT / "launchers/perlmutter/ddp.sbatch"
-    # Every 30 s Slurm checks whether a job is over, and whether it will be that near to its end at the next check: one
-    # must come from second 30 to 120. The launcher asks for 300 s.
-    options = ["--nodes=1", "--time=2", "--signal=USR1@60", "--requeue"]
-    job = perlmutter.submit(path, *options, cwd=place, env={"CHAIN": "1"})
-    assert perlmutter.wait(job, timeout_s=400) == "COMPLETED", (place / f"ddp-{job}.out").read_text()
     shown = perlmutter.login(["scontrol", "--oneliner", "show", "job", job], capture_output=True).stdout
     assert "Restarts=1" in shown
 
