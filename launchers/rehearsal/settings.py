@@ -161,7 +161,7 @@ class Settings:
 
 
 #: Programs of a site that are replaced or wrapped here: each call is recorded.
-SHIMS = ("srun", "sbcast", "lfs", "shifter", "singularity", "conda-unpack", "pigz")
+SHIMS = ("srun", "sbcast", "lfs", "shifter", "singularity", "apptainer", "podman-hpc", "conda-unpack", "pigz")
 
 
 def address(i: int) -> str:

@@ -5,14 +5,19 @@ name="$(basename "$0")"
 rehearsal_record "$name" "$@"
 shims="@folder@/shims:"  # in a variable, since its slashes would end the pattern
 PATH="${PATH//"$shims"/}:${shims%:}" # behind the real programs, and behind those that a job had put first
-if [[ "$name" =~ ^(shifter|singularity)$ ]]; then # the container is this machine
-  [ "$name" = shifter ] || { [ "$1" = run ] || exit 0; shift; }
+if [[ "$name" =~ ^(shifter|singularity|apptainer|podman-hpc)$ ]]; then # the container is this machine
+  [ "$name" = shifter ] || { [[ "$1" =~ ^(run|exec)$ ]] || exit 0; shift; }
   while [[ "$1" == -* ]]; do shift; done
   [ "$name" = shifter ] || shift # the image
   exec "$@"
 fi
 if [ "$name" = srun ]; then # for task_prolog.sh: Slurm does not tell it
-  for word in "$@"; do [[ "$word" == --gpu-bind=* ]] && export SLURM_GPU_BIND="${word#*=}"; done
+  words=()
+  for word in "$@"; do
+    [[ "$word" == --gpu-bind=* ]] && export SLURM_GPU_BIND="${word#*=}"
+    [[ "$word" == --container-* ]] || words+=("$word") # Pyxis' options
+  done
+  set -- "${words[@]}"
 fi
 real="$(type -P "$name")"
 if [ "$real" != "@folder@/shims/$name" ]; then exec "$real" "$@"; fi
