@@ -33,7 +33,7 @@ from aiscale.distributed import World
 from aiscale.model import GPT
 from aiscale.optim import build_optimizer
 from aiscale.parallel.parts import Part
-from aiscale.parallel.serial import _AUTOCAST, Engine, MicroBatch, on_rank0, prepare
+from aiscale.parallel.serial import AUTOCAST, Engine, MicroBatch, on_rank0, prepare
 
 #: schedule -> torch's class
 SCHEDULES = {
@@ -76,7 +76,7 @@ class PipelineEngine(Engine):
         whole = GPT(run.model)
         # A checkpoint names all parameters, but no rank holds them all.
         self.shapes = {name: p.shape for name, p in whole.named_parameters()}
-        self.dtype, autocast = torch.float64 if double else torch.float32, _AUTOCAST.get(run.loop.precision)
+        self.dtype, autocast = torch.float64 if double else torch.float32, AUTOCAST.get(run.loop.precision)
         size = run.model.n_layer // pieces
         layers = {s: range(s * size, (s + 1) * size) for s, rank in enumerate(self.stage_ranks) if rank == self.pp_rank}
         self.parts = {s: Part(whole, layers[s], autocast) for s in layers}
