@@ -8,7 +8,11 @@ import sys
 import tarfile
 from pathlib import Path
 
+import nbclient
+import nbformat
 import pytest
+
+from browser import Browser, find_browser
 
 ROOT = Path(__file__).parents[1]
 LESSON = "notebooks/00_start_here.ipynb"
@@ -19,10 +23,23 @@ def make(target: str, folder: Path, *words: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
 
 
+ASKED = """
+from aiscale.lesson import predict
+predict("bytes sent", None, unit="bytes").against(2**21)
+predict("what waits", None, choices=["rank 0", "all ranks"]).against("all ranks")
+predict.card()
+"""
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The site of notebooks that have not been run."""
+    """The site of notebooks that have not been run, but for a cell with two predictions."""
     folder = tmp_path_factory.mktemp("site")
+    notebook = nbformat.read(ROOT / LESSON, as_version=4)
+    asked = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(ASKED)])
+    notebook.cells += nbclient.NotebookClient(asked, kernel_name="python3").execute().cells
+    (folder / "build/notebooks").mkdir(parents=True)
+    nbformat.write(notebook, folder / "build" / LESSON)
     done = make("site", folder, "-o", "setup", f"BIN={Path(sys.executable).parent}")
     assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
     return folder / "build/site"
@@ -55,6 +72,20 @@ def test_links_between_pages_lead_somewhere(site):
     for page in site.rglob("*.html"):
         for link in re.findall(r'href="([^"#:?]+\.html)', page.read_text()):
             assert (page.parent / link).exists(), f"{page}: {link}"
+
+
+@pytest.mark.skipif(not find_browser(), reason="no chromium on this machine")
+def test_a_reader_guesses_in_the_page_before_it_shows_what_was_measured(site, tmp_path):
+    with Browser(tmp_path) as browser:
+        page = browser.page()
+        page.goto((site / LESSON).with_suffix(".html").as_uri())
+        page.wait("document.querySelectorAll('.truth.hidden').length === 2")
+        assert "2 MiB (" not in page.text()
+        page.evaluate("document.querySelector('form.guess input').value = '2.1 MiB'")
+        page.evaluate("document.querySelector('form.guess button').click()")
+        assert "you said 2.1 MiB: 1.05 times what was measured" in page.text() and "2 MiB (" in page.text()
+        page.evaluate("document.querySelector('form.guess button[value=\"rank 0\"]').click()")
+        assert "not rank 0" in page.text() and "1 of 2 right or close" in page.text()
 
 
 # a class -------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ executed copies of the notebooks (build/notebooks) over those without outputs.
 """
 
 import base64
+import html
 import re
 from pathlib import Path
 
@@ -25,8 +26,9 @@ myst_heading_anchors = 4
 suppress_warnings = ["myst.xref_missing", "toc.not_included", "misc.highlighting_failure", "design.card_legacy"]
 html_theme = "sphinx_book_theme"
 html_theme_options = {"show_navbar_depth": 1, "home_page_in_toc": False, "use_download_button": False}
-html_static_path = ["site.css"]
-html_css_files = ["site.css"]
+html_theme_options["footer_content_items"] = []  # else "By Author name not set"
+html_static_path = ["site.css", "guesses.js"]
+html_css_files, html_js_files = ["site.css"], ["guesses.js"]
 html_math_renderer = "mathml"
 html_show_sourcelink = html_show_copyright = html_show_sphinx = False
 
@@ -64,6 +66,38 @@ def fill(app, doc: str, source: list[str]) -> None:
         source[0] = re.sub(r"^\{\{cards (\S+)\}\}$", lambda line: cards(line[1]), source[0], flags=re.M)
 
 
+def ask(app) -> None:
+    """Turn predictions of executed notebooks into forms, and what was measured into answers that guesses.js hides."""
+    for path in HERE.glob("notebooks/**/*.ipynb"):
+        notebook = nbformat.read(path, as_version=4)
+        for output in (output for cell in notebook.cells for output in cell.get("outputs", ())):
+            facts, data = output.get("metadata", {}).get("aiscale", {}), output.get("data", {})
+            if "predict" in facts:
+                data["text/html"] = form(facts["predict"], data["text/plain"])
+            elif "against" in facts:
+                said = re.search(r"(?:measured|computed) (.*), without", data["text/plain"])
+                truth = html.escape(str(facts.get("measured", said and said[1])))
+                shown = data["text/html"].replace(", without a guess", "")
+                about = f'data-name="{html.escape(facts["against"])}" data-truth="{truth}"'
+                data["text/html"] = f'<div class="truth" {about}>{shown}</div>'
+            elif re.match(r"<b>\d+ of \d+ right or close", data.get("text/html", "")):
+                data["text/html"] = '<div class="score"></div>'
+        nbformat.write(notebook, path)
+
+
+def form(name: str, text: str) -> str:
+    """A prediction's form: a button for each choice, a field for a number; a grid is for the notebook."""
+    choices = re.findall(r"^  \d+  (.*)$", text, flags=re.M)
+    if "each cell" in text:
+        field = "<small>a grid, to be filled in the notebook</small>"
+    elif choices:
+        field = "".join(f'<button value="{html.escape(choice)}">{html.escape(choice)}</button>' for choice in choices)
+    else:
+        field = '<input aria-label="your guess" placeholder="12, 3.5 MiB, ..."><button>guess</button>'
+    name = html.escape(name)
+    return f'<form class="guess" data-name="{name}"><b>{name}?</b> {field} <output></output></form>'
+
+
 def mathml(display: str):
     """Formulas as MathML, which browsers draw by themselves."""
 
@@ -83,5 +117,6 @@ def color_changes(app, doctree) -> None:
 
 def setup(app):
     app.add_html_math_renderer("mathml", (mathml("inline"), None), (mathml("block"), None))
+    app.connect("builder-inited", ask)
     app.connect("source-read", fill)
     app.connect("doctree-read", color_changes)
