@@ -104,9 +104,9 @@ def _stacked(
     ax.set_ylim(len(labels) - 0.4, -0.6)
     style.for_bars(ax)
     names = {part.replace("_", "-"): color for part, color in colors.items()}
-    handles = style.kind_handles(drawn, bars=True)
+    handles = style.kind_handles(drawn - {"measured"}, bars=True)
     look = {"color": style.INK, "marker": "|", "markersize": 11, "markeredgewidth": 2, "linestyle": "none"}
-    handles += [Line2D([], [], label="predicted", **look)] if ticks else []
+    handles += [Line2D([], [], label="formula", **look)] if ticks else []
     style.legend_above(ax, style.legend_handles(names, handles, bars=True))
     return ax
 
