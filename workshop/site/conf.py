@@ -8,6 +8,7 @@ executed copies of the notebooks (build/notebooks) over those without outputs.
 
 import base64
 import html
+import os
 import re
 from pathlib import Path
 
@@ -27,6 +28,8 @@ suppress_warnings = ["myst.xref_missing", "toc.not_included", "misc.highlighting
 html_theme = "sphinx_book_theme"
 html_theme_options = {"show_navbar_depth": 1, "home_page_in_toc": False, "use_download_button": False}
 html_theme_options["footer_content_items"] = []  # else "By Author name not set"
+if repository := os.environ.get("REPOSITORY_URL"):  # where it is published; without it there are no buttons
+    html_theme_options |= {"repository_url": repository, "use_repository_button": True, "use_issues_button": True}
 html_static_path = ["site.css", "guesses.js"]
 html_css_files, html_js_files = ["site.css"], ["guesses.js"]
 html_math_renderer = "mathml"
@@ -64,6 +67,8 @@ def cards(folder: str) -> str:
 def fill(app, doc: str, source: list[str]) -> None:
     if doc == "index":
         source[0] = re.sub(r"^\{\{cards (\S+)\}\}$", lambda line: cards(line[1]), source[0], flags=re.M)
+        start = repository and repository.replace("https://github.com", "https://codespaces.new")
+        source[0] = source[0].replace("{{start}}", f"[Start in a browser]({start}): Codespaces." if start else "")
 
 
 def ask(app) -> None:
