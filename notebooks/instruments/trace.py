@@ -1,7 +1,7 @@
 """The timeline of one rank in a step of a pipeline. (`torch.profiler` traces DDP: lesson 03.)
 
     events = traced(lambda: schedule.step(inputs), forward_s=0.02, backward_s=0.04)  # the fastest of some steps
-    plots.pipeline(events)                                                           # gathered from all ranks
+    schedule_plots.draw({"GPipe": events})                                           # gathered from all ranks
 
 Ranks that share cores slow each other down, which would hide the schedule. So each piece of work gets a minimum time,
 and the rank sleeps for the rest, which no profiler does: a sleeping rank stands for a computing accelerator.

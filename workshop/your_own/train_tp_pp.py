@@ -43,6 +43,7 @@ def cut(model, stage, stages):
 
 def clip(model, most, pipeline):
     """Clips by the norm of the whole model's gradient, of which each rank has a part."""
+    # Gathering is simplest; Megatron-Core sums the squares of the parts
     whole = [w.grad.full_tensor() if isinstance(w.grad, DTensor) else w.grad for w in model.parameters()]
     squares = sum(gradient.square().sum() for gradient in whole)
     dist.all_reduce(squares, group=pipeline)
