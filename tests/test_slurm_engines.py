@@ -310,7 +310,7 @@ def test_ranks_on_cpus_ask_for_cores_of_a_node_without_gpus(name, asked, size, l
     text = Job(account="m1", site=name, **asked).text(size)
     options = dict(line.split()[1].partition("=")[::2] for line in text.splitlines() if line.startswith("#SBATCH "))
     assert set(lines) <= {f"{key}={value}" for key, value in options.items()} and "--gpus-per-node" not in options
-    assert f"--cpus-per-task={options['--cpus-per-task']}" in text.partition("ranks=(")[2].partition(")")[0]
+    assert f"--cpus-per-task={options['--cpus-per-task']}" in text.partition("job engines")[2]
     ((variable, value),) = asked.items()
     monkeypatch.setenv(f"SBATCH_{variable.upper()}", value)  # as the kernel of a class has it
     assert Job(account="m1", site=name).text(size) == text

@@ -40,10 +40,6 @@ class Lesson:
     signal_s: int = 300  #: this long before the time limit, to save a checkpoint
     only: str = ""  #: the site that it is for, if not all
 
-    @property
-    def takes_days(self) -> bool:
-        return self.hours > 2
-
     def layout(self, gpus: int) -> Settings:
         fitting = [count for count in self.layouts if count <= gpus]
         return self.settings + (self.layouts[max(fitting)] if fitting else ())

@@ -11,6 +11,7 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from aiscale.hpc.sites import GpuKind, Site, SiteError, find, names, site
 from aiscale.hpc.submit import checkpoint_bytes, checkpoints, planned, size_of
 from aiscale.recipes import recipe
 
+LONG_H = 2  #: a longer job asks for the partition with the longest time
 BUILD = "build_environment.sh"  #: makes the environment of a site
 SHIPPED = ("frontier", "perlmutter")  #: the sites whose launchers are committed
 
@@ -71,7 +73,9 @@ class _Job:
         if kind is None:
             raise SiteError(f"{lesson.name} needs GPUs of {lesson.gpu_memory_gb:g} GB, and {place.name} has none")
         partition = place.partition or rules.default_partition
-        choices = [partition, *rules.partitions] if lesson.takes_days else [partition]  # the one with the longest time
+        choices = (
+            [partition, *rules.partitions] if lesson.hours > LONG_H else [partition]
+        )  # the one with the longest time
         allowed = {name: rules.hours_for(nodes, name, place.qos) or 0.0 for name in choices}
         partition = max(allowed, key=lambda name: min(allowed[name], lesson.hours))
         if not allowed[partition]:
@@ -105,16 +109,16 @@ def head(job: _Job) -> list[str]:
     lesson, place, name = job.lesson, job.place, f"{job.lesson.name}.sbatch"
     size = f"{job.nodes} node{'s' * (job.nodes > 1)} x {job.hours:g} h"
     lines = [f"{lesson.title} on {place.title}. {lesson.about}", f"Costs at most {size} = {job.price()}."]
-    if lesson.takes_days:
+    if lesson.hours > LONG_H:
         lines.reverse()
         lines.append("A first try: sbatch -t 30, and --set loop.steps=50 --set optimizer.warmup_steps=5.")
     if lesson.work == "train":
-        lines.append(expected(job))
+        lines += expected(job)
     reasons = f"Reasons and sources: {'README.md' if place.name in SHIPPED else 'the profile of the site'}"
-    return [*lines, f"{lesson.call or f'Check and submit: aiscale submit {name}.'} {reasons}"]
+    return [*lines, f"{lesson.call or f'Submit: aiscale submit {name}.'} {reasons}"]
 
 
-def expected(job: _Job) -> str:
+def expected(job: _Job) -> list[str]:
     """What the file does as it stands: speed and time by the planner, loss, and bytes that stay on the disk."""
     run, lesson = job.run(), job.lesson
     loss = f"loss from {math.log(run.model.vocab_size):.1f} "
@@ -125,7 +129,8 @@ def expected(job: _Job) -> str:
         time = f"{_two(minutes)} min" if minutes < 100 else f"{_two(minutes / 60)} h"
         speed = f"{_two(found['tokens_per_s'])} tokens/s a GPU, {time} for {run.loop.steps:,} steps (planned); "
     nbytes = checkpoints(run)[0] * checkpoint_bytes(run, job.ranks)
-    return f"Expect {speed}{loss}. It leaves {size_of(nbytes) + ' in RUNS' if nbytes else 'no checkpoint'}."
+    left = f"RUNS/{lesson.name} ({size_of(nbytes) if nbytes else 'no checkpoint'}) and {lesson.name}-JOBID.out"
+    return [f"Expect {speed}{loss}.", f"Leaves {left}."]
 
 
 def _two(number: float) -> str:
@@ -133,13 +138,9 @@ def _two(number: float) -> str:
 
 
 def fits(lesson: Lesson, place: Site) -> bool:
-    if lesson.only not in ("", place.name):
-        return False
-    try:
-        _Job.of(lesson, place)
-    except SiteError:
-        return False
-    return True
+    with suppress(SiteError):
+        return lesson.only in ("", place.name) and _Job.of(lesson, place).nodes > 0
+    return False
 
 
 def _clock(hours: float) -> str:
