@@ -61,12 +61,12 @@ def guessed(
     span = (width + 1) * len(shown) - 1
     unit = min(0.52, 5.9 / span)  # inches per cell
     left_room = 0.25 + 0.085 * max(map(len, names)) / unit  # an inch holds about twelve letters
-    head = 0.65 if isinstance(columns, str) else 0.3 + 0.05 * max(map(len, columns)) / unit
-    ax = style.new_axes(None, unit * (span + left_room + 0.3), unit * (n + 0.65 + head))
+    head = 1.15 if isinstance(columns, str) else 0.8 + 0.05 * max(map(len, columns)) / unit
+    ax = style.new_axes(None, unit * (span + left_room + 0.3), unit * (n + 0.1 + head))
     for r, name in enumerate(names):
         ax.text(-0.25, n - r - 0.5, name, ha="right", va="center", color=style.MUTED)
     for left, (word, grid) in zip(range(0, 99, width + 1), shown.items(), strict=False):
-        ax.text(left + width / 2, -0.15, word, ha="center", va="top", color=style.MUTED)
+        ax.text(left, n + head - 0.05, word, ha="left", va="top", color=style.INK)
         if isinstance(columns, str):
             ax.text(left, n + 0.05, f"{columns} 0, 1, ...", ha="left", va="bottom", color=style.MUTED)
         else:
@@ -75,7 +75,7 @@ def guessed(
                 ax.text(left + c + 0.35, n + 0.1, name, color=style.MUTED, **look)
         _guessed_cells(ax, left, grid, truth, operator.is_ if grid is truth else same)
     ax.set_xlim(-left_room, span + 0.3)
-    ax.set_ylim(-0.65, n + head)
+    ax.set_ylim(-0.1, n + head)
     style.bare(ax)
     return ax
 
@@ -85,7 +85,8 @@ def _guessed_cells(ax: Axes, left: float, grid: Grid, truth: Grid, same: Callabl
         for c, value in enumerate(row):
             x, y = left + c, len(grid) - 1 - r
             right = same(value, truth[r][c])
-            _cell(ax, x, y, facecolor=style.PAPER, edgecolor=style.FAINT if right else WRONG)
+            line = (0, (2, 2)) if value is None else "-"
+            _cell(ax, x, y, facecolor=style.PAPER, edgecolor=style.FAINT if right else WRONG, linestyle=line)
             if not right:
                 ax.plot([x + 0.15, x + 0.85], [y + 0.15, y + 0.85], color=WRONG, linewidth=1, alpha=0.6)
             text = "" if value is None else f"{value}"
@@ -138,14 +139,16 @@ def latency_bandwidth(
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3.9), layout="constrained")
     grid = np.geomspace(min(nbytes), max(nbytes), 120)
     fitted = [link.seconds(op, n, world) for n in grid]
-    for kind, sizes, took in (("measured", nbytes, seconds), ("predicted", grid, fitted)):
+    for kind, sizes, took, line in (("measured", nbytes, seconds, "none"), ("predicted", grid, fitted, "--")):
         sent = [cost.wire_bytes(op, n, world) for n in sizes]
-        style.draw(left, kind, sizes, took)
-        style.draw(right, kind, sizes, np.divide(sent, took) / 1e9)
-    for ax, label in ((left, "time of one collective (s)"), (right, "sent by each rank (GB/s)")):
+        style.draw(left, kind, sizes, took, linestyle=line)
+        style.draw(right, kind, sizes, np.divide(sent, took) / 1e9, linestyle=line)
+    for ax, label in ((left, f"time of one {op.replace('_', '-')}"), (right, "sent by each rank (GB/s)")):
         ax.set(xscale="log", yscale="log", xlabel="message size (bytes)", ylabel=label)
         style.bytes_axis(ax.xaxis)
     style.seconds_axis(left.yaxis)
     right.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    figure.legend(handles=style.kind_handles(["measured", "predicted"]), loc="outside upper left", ncols=2)
+    handles = style.kind_handles(["measured", "predicted"])
+    handles[0].set_linestyle("none")  # dots alone: a line between them would draw the noise
+    figure.legend(handles=handles, loc="outside upper left", ncols=2)
     return np.array([left, right])
