@@ -1,6 +1,7 @@
 """Figures of lesson 08 and its appendix: how training goes, and Radius beside what its authors published.
 
 radius_plots.curves({"dense": losses, "radius d 0.4": losses}, perplexities)
+case = radius_plots.case()                                                                 # the published times
 results = published.measured("radius_cpu")
 radius_plots.page(results, times=[(0.4, 0.8)], perplexities=[(0.4, -0.1)], share=0.49)     # what it gains and costs
 radius_plots.long_curves(results["sweep"], {"radius d 0.4": "radius d 0.4 T 200 sum"})     # the artifact's curves
@@ -17,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
+from aiscale import published
 from aiscale.config import ConfigError
 from aiscale.plots import sparsity, style
 from aiscale.plots.curves import Series, xy
@@ -35,6 +37,25 @@ _CASES = {
     "powersgd rank 17": "powersgd rank 17",
 }
 _HIGHEST_PCT = 6.0  #: of the perplexities over bytes; what is above is written
+
+
+def case() -> dict:
+    """Draw the published times of GPT-2.0B by density, and a line through them. Returns times [(density, step over a
+    dense one)], perplexities [(share of dense bytes, percent over dense)], the fitted share of a whole exchange in a
+    dense step, and the fitted step at density 1 over a dense one. A run has 300,000 steps, whose first fifth is dense.
+    """
+    dense, *rows = (row for row in published.table("radius_perlmutter") if row["model"] == "GPT-2.0B")
+    rows = [row for row in rows if row["update_T"] == 200]  # T: steps from one dense step to the next
+    sent = [row["density_d"] + (1 - row["density_d"]) / row["update_T"] for row in rows]  # with the dense steps
+    steps = [(row["s_per_iter_if_300k"] / dense["s_per_iter_if_300k"] - 0.2) / 0.8 for row in rows]
+    share, fixed = np.polyfit(sent, steps, 1)
+    times = [(row["density_d"], step) for row, step in zip(rows, steps, strict=True)]
+    ax = sparsity.density_times(published=times, source="64 A100")
+    ax.plot([0, 1], [fixed, fixed + share], color=style.MUTED, linewidth=1.2, zorder=1)
+    ax.text(0.1, fixed + 0.1 * share - 0.06, f"fitted: {fixed:.2f} + {share:.2f} d", va="top", color=style.MUTED)
+    ax.set_ylim(0, 1.08 * (fixed + share))
+    worse = [(w, 100 * (row["val_ppl"] / dense["val_ppl"] - 1)) for w, row in zip(sent, rows, strict=True)]
+    return {"times": times, "perplexities": worse, "share": share, "at density 1": fixed + share}
 
 
 def page(results: Mapping, *, times: Points, perplexities: Points, share: float) -> np.ndarray:

@@ -40,18 +40,22 @@ class Radius:
         mask = torch.cat([self.mask[p] for p in parameters])
         if self.step % self.interval == 0:
             mask = torch.ones_like(mask)
-        sent = dist.all_reduce(total[mask] / world_size, async_op=True).get_future()
         kept = total.masked_fill(mask, 0).split([p.numel() for p in parameters])
         self.residual.update(zip(parameters, kept))
-        return sent.then(lambda mean: torch.zeros_like(gradient).masked_scatter_(mask, mean.value()[0]))
+
+        def unpack(mean):
+            return torch.zeros_like(gradient).masked_scatter_(mask, mean.value()[0])
+
+        return dist.all_reduce(total[mask] / world_size, async_op=True).get_future().then(unpack)
 
     def after_step(self, optimizer):
         if self.step % self.interval == 0:
-            for p in filter(lambda p: p.dim() > 1, self.mask):  # biases and norms are always sent
-                state = optimizer.state[p]
-                direction = (state["exp_avg"] / (state["exp_avg_sq"].sqrt() + 1e-8)).abs().flatten()
-                chosen = direction.topk(max(int(self.density * p.numel()), 1)).indices
-                self.mask[p] = torch.zeros_like(self.mask[p]).index_fill_(0, chosen, True)
+            for p in self.mask:
+                if p.dim() > 1:  # biases and norms are always sent
+                    mean, square = optimizer.state[p]["exp_avg"], optimizer.state[p]["exp_avg_sq"]
+                    size = (mean / (square.sqrt() + 1e-8)).abs().flatten()  # all entries share the bias correction
+                    chosen = size.topk(max(int(self.density * p.numel()), 1)).indices
+                    self.mask[p] = torch.zeros_like(self.mask[p]).index_fill_(0, chosen, True)
         self.step += 1
 
 
