@@ -29,7 +29,9 @@ if [ -n "$site" ]; then
 else
   grep -v '^#' $lock > "$work/lock"
   touch "$work/pins"
-  compile --universal --python-version 3.11 --all-extras > "$work/all"
+  extras=$(sed -n '/^\[project.optional-dependencies\]/,/^\[/s/^\([a-z]*\) = \[.*/--extra \1/p' pyproject.toml | grep -v science)
+  # shellcheck disable=SC2086 # words
+  compile --universal --python-version 3.11 $extras > "$work/all"
   mv "$work/lock" "$work/pins"
   compile --universal --python-version 3.11 --extra mpi > "$work/lessons"
   {

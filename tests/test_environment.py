@@ -19,7 +19,12 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DIRECT = [Requirement(line) for line in PROJECT["dependencies"]]
-DIRECT += [Requirement(line) for extra in PROJECT["optional-dependencies"].values() for line in extra]
+DIRECT += [
+    Requirement(line)
+    for name, extra in PROJECT["optional-dependencies"].items()
+    for line in extra
+    if name != "science"  # which no set-up installs
+]
 LOCK = [
     Requirement(line)
     for line in (ROOT / "requirements.lock").read_text().splitlines()

@@ -1,8 +1,10 @@
-"""Graders of the exercises on FORGE: similarity of texts, test sets kept apart, answers by likelihood."""
+"""Graders of the exercises on FORGE: similarity of texts, test sets kept apart, answers by likelihood, a gain."""
 
 import random
 
+import numpy as np
 import torch
+from scipy.stats import sem
 from sklearn.feature_extraction.text import CountVectorizer
 from transformers import GPT2Config, GPT2LMHeadModel  # here: imports take longer than an answer may
 
@@ -248,3 +250,51 @@ what_it_answers.refuses(
     """,
 )
 what_it_answers.refuses("hard-coded for the shown model", "the scores", "return [-6.908, -6.908, -6.908]")
+
+
+# 12.4 ---------------------------------------------------------------------------------------------------------------
+
+
+@exercise(
+    "12.4",
+    "Did it help?",
+    "gain",
+    minutes=8,
+    hints=[
+        "Subtract first, draw by draw. What varies between draws for both alike then cancels.",
+        "The standard deviation with `ddof=1`, over the root of the number of draws.",
+    ],
+)
+def did_it_help(gain):
+    for true in (0.04, -0.01, 0.0):
+        n = random.randint(4, 9)
+        hard = np.random.normal(0.7, 0.1, n)  # a draw is hard or easy for both
+        model, control = (hard + shift + np.random.normal(0, 0.01, n) for shift in (true, 0))
+        found = gain(model.tolist(), control.tolist())
+        require(isinstance(found, tuple) and len(found) == 2, f"return mean and standard error, not {str(found)[:60]}")
+        difference = model - control
+        same(found[0], difference.mean(), "the mean difference", scale={-1: "that is control minus model"}, rtol=1e-6)
+        causes = {
+            "this is the spread of one draw: the mean of n draws varies less": difference.std(ddof=1),
+            "divide the squares by n - 1": difference.std() / n**0.5,
+            "subtract first: these errors belong to two models on unlike draws": (
+                (model.var(ddof=1) + control.var(ddof=1)) / n
+            )
+            ** 0.5,
+        }
+        same(found[1], sem(difference), "its standard error", causes=causes, rtol=1e-6)
+
+
+_DIFFERENCES = "import numpy as np\nd = np.array(model) - np.array(control)\nn = len(d)\n"
+did_it_help.refuses("the spread of a draw", "varies less", _DIFFERENCES + "return d.mean(), d.std(ddof=1)")
+did_it_help.refuses("n below the line", "n - 1", _DIFFERENCES + "return d.mean(), d.std() / n**0.5")
+did_it_help.refuses(
+    "the draws not paired",
+    "subtract first",
+    _DIFFERENCES + "return d.mean(), ((np.var(model, ddof=1) + np.var(control, ddof=1)) / n) ** 0.5",
+)
+did_it_help.refuses(
+    "control minus model", "control minus model", _DIFFERENCES + "return -d.mean(), d.std(ddof=1) / n**0.5"
+)
+did_it_help.refuses("the mean alone", "return mean and standard error", _DIFFERENCES + "return d.mean()")
+did_it_help.refuses("hard-coded for the shown lists", "the mean difference", "return 0.1333, 0.0333")
