@@ -1,6 +1,6 @@
 """GPT-2 XL from pretrained weights, by FSDP through Hugging Face's Trainer; rank and world size come from the launcher.
 
-    hf download openai-community/gpt2-xl --local-dir models/gpt2-xl --include "*.json" "*.safetensors" "*.txt"
+    hf download openai-community/gpt2-xl --local-dir models/gpt2-xl --include "*.json" --include "*.safetensors"
     sbatch launchers/SITE/hf_trainer.sbatch launchers/hf_trainer.py --model models/gpt2-xl --text my_texts
 
 Options of transformers' TrainingArguments follow: --max_steps 200 --learning_rate 1e-5. A trial on CPUs with two ranks:
