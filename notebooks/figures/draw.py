@@ -96,28 +96,37 @@ WAYS = {
 }
 
 
-def divided(*names):
+#: The eight ranks of "3d" by copy and stage, without their numbers, for which a lesson asks.
+COPIES = [
+    (4 * stage + 2 * copy + t, (f"copy {copy},", f"stage {stage}")[t])
+    for copy in (0, 1)
+    for stage in (0, 1)
+    for t in (0, 1)
+]
+
+
+def divided(*names, order=()):
     """A panel per strategy: a row for each rank, and in it what it computes and what it holds of each part.
 
     A part is drawn as four layers side by side, each of four rows; what the rank does not hold is left empty. What it
-    computes is drawn in the same way, in the colour of its share of the batch.
+    computes is drawn in the same way, in the colour of its share of the batch. order: lines other than ranks by number.
     """
     columns = min(4 if len(names) > 6 else 3, len(names))
     rows = -(-len(names) // columns)
     size = (2.6 * columns, 0.35 + 1.95 * rows)
     figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     for ax, name in zip(axes.flat, names, strict=True):
-        way(ax, *WAYS[name], borrows=name == "fsdp")
+        way(ax, *WAYS[name], borrows=name == "fsdp", order=order)
     colors = {text: style.MEMORY_COLORS[part] for part, text in PARTS.items()}
     colors |= {"weights of other ranks, for a moment": BORROWED} if "fsdp" in names else {}
     figure.legend(handles=style.legend_handles(colors, bars=True), loc="outside upper center", ncols=4)
 
 
-def way(ax, title, sends, holds, shares=(0, 1, 2, 3), borrows=False):
+def way(ax, title, sends, holds, shares=(0, 1, 2, 3), borrows=False, order=()):
     scale = 4 / len(shares)  # eight ranks take the room of four
-    for rank, share in enumerate(shares):
-        top, tall = 1.08 * scale * rank, 0.8 * scale
-        say(ax, -0.2, top + tall / 2, f"rank {rank}", 7, ha="right", color=style.MUTED)
+    for line, (rank, label) in enumerate(order or [(rank, f"rank {rank}") for rank in range(len(shares))]):
+        share, top, tall = shares[rank], 1.08 * scale * line, 0.8 * scale
+        say(ax, -0.2, top + tall / 2, label, 7, ha="right", color=style.MUTED)
         for number, part in enumerate((None, *PARTS)):
             if part == "parameters" and borrows:
                 box(ax, 1.5 * number, top, 1.2, tall, BORROWED)
@@ -542,7 +551,7 @@ DRAWINGS = {function.__name__: function for function in SIMPLE} | {
     "field_six": partial(divided, "ddp", "zero1", "fsdp", "tp", "pp", "3d"),
     "field_ddp": partial(divided, "ddp"),
     "field_fsdp_tp_pp": partial(divided, "fsdp", "tp", "pp"),
-    "field_3d": partial(divided, "3d"),
+    "field_3d": partial(divided, "3d", order=COPIES),
     "ranks_8": partial(rank_grid, tp=2, pp=2, dp=2, per_node=4),
     "ranks_16": partial(rank_grid, tp=4, pp=2, dp=2, per_node=8),
     "node_frontier": partial(node, "frontier"),
