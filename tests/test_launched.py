@@ -233,9 +233,10 @@ def test_the_page_from_lesson_to_run_leads_to_a_chain_of_three_jobs_that_ends_by
     assert done.returncode == 0, done.stderr
     first, second, third = done.stdout.split()[-3:]
     metrics = place / "runs/mine/metrics.jsonl"
-    wait_until(lambda: metrics.exists() and '"train"' in metrics.read_text(), 200, "the first job trains")
+    wait_until(lambda: metrics.exists() and '"train"' in metrics.read_text(), 400, "the first job trains")
     perlmutter.login(["scancel", "--signal=USR1", first], check=True)
-    assert [perlmutter.wait(job) for job in (first, second, third)] == ["FAILED", "COMPLETED", "COMPLETED"]
+    ends = [perlmutter.wait(job, timeout_s=600) for job in (first, second, third)]
+    assert ends == ["FAILED", "COMPLETED", "COMPLETED"]
     stopped, _, last = ((place / f"mine-{job}.out").read_text() for job in (first, second, third))
     assert "stopped; step saved last" in stopped and f"nothing to do: job {second} ended with status 0" in last
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
