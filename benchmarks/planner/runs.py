@@ -24,7 +24,7 @@ from aiscale.plan.layout import SHAPES, Layout, Shape, Software
 TABLES = Path(__file__).parent / "tables"
 COLUMNS = ("dp", "tp", "pp", "cp", "micro_batch", "global_batch")  #: of a layout, named alike in the tables
 MEGATRON_2021 = Software(
-    flash=False, overlap=False, tp_overlap="none", fused_optimizer=True, peer_launches=False, fp32_gradients=False,
+    flash=False, overlap=False, tp_overlap="none", fused_optimizer=True, fp32_gradients=False,
     counter="smi", split="even",
 )  # fmt: skip
 DEEPSPEED = replace(MEGATRON_2021, bucket_bytes=2e9)
@@ -96,7 +96,7 @@ def _h100(row: dict, index: int) -> Run:
     table leaves out micro-batches: assumed are 1 in a pipeline, else all sequences of a rank at once."""
     software = Software(
         compiled=True, fused_loss=True, attention=3, tp_overlap="pipelined", gather_overlap=True,
-        peer_launches=False, fused_optimizer=True, fused_gradients=True, split="even", counter="smi",
+        fused_optimizer=True, fused_gradients=True, split="even", counter="smi",
     )  # fmt: skip
     micro = row["global_batch"] // row["dp"] if row["pp"] == 1 else 1
     per = row["layers"] // row["pp"]
@@ -214,7 +214,7 @@ def _nanotron(row: dict, index: int) -> Run:
     return Run(
         id=row["id"],
         shape=_shape(row, heads=32, ffn=row["ffn"], gated=True, tied=tied),
-        layout=_layout(row, software=Software(split="cost"), **settings),
+        layout=_layout(row, software=Software(split="cost", slow_host=True), **settings),
         platform=node("h100-sxm5-80gb", 3200.0),
         step_s=row["global_batch"] * row["seq"] / (speed * gpus) if speed else None,
         memory_bytes=memory * 1e9 if memory else None,

@@ -1,7 +1,8 @@
 """Runs as rows of a table: columns as in the published sweep of nanotron, an answer for each row.
 
-An empty cell, or a column that is missing, takes its value of DEFAULTS; `dp` that which fills the GPUs. A row that no
-one could run has empty fields and an `error`.
+An empty cell, or a column that is missing, takes its value of DEFAULTS; `dp` that which fills the GPUs. `program`: the
+host launches as in Megatron-LM or, at half the pace, as in nanotron; auto: in fp16 as the first, in bf16 as the second,
+which is how their published sweeps were run. A row that no one could run has empty fields and an `error`.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ from aiscale.config import ConfigError
 from aiscale.config.run import as_type
 from aiscale.plan.answer import plan
 from aiscale.plan.hardware import platform
-from aiscale.plan.layout import Layout, Shape
+from aiscale.plan.layout import Layout, Shape, Software
 
 DEFAULTS: dict[str, str] = {
     "layers": "32", "hidden": "4096", "heads": "32", "kv_heads": "0", "ffn": "0", "mlp": "gelu", "vocab": "50304",
     "tied": "False", "seq": "2048", "gpu": "A100-80GB-SXM", "gpus_per_node": "8", "network_gbit_per_node": "1600",
     "gpus": "8", "dp": "0", "tp": "1", "pp": "1", "virtual_stages": "1", "micro_batch": "1", "global_batch": "0",
     "zero_stage": "0", "fsdp": "False", "recompute": "none", "sequence_parallel": "False", "precision": "bf16",
+    "program": "auto",
 }  # fmt: skip
 #: Types of the cells: those of Shape and Layout, and of the other columns.
 KINDS = get_type_hints(Shape) | get_type_hints(Layout) | {"gpu": str, "gpus": int, "gpus_per_node": int}
 KINDS |= {"mlp": Literal["gelu", "relu", "swiglu"], "network_gbit_per_node": float}
+KINDS |= {"program": Literal["auto", "megatron", "nanotron"]}
 FIELDS = (
     "params_B", "step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct", "memory_GB", "fits",
     "bubble_fraction", "exposed_comm_fraction",
@@ -51,12 +54,14 @@ def read(row: dict[str, str]):
         raise ConfigError(f"dp {dp} x tp {tp} x pp {pp} = {dp * tp * pp}, but gpus is {gpus}: change one of them")
     sizes = {key: cells[key] for key in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq")}
     shape = _shape(gated=cells["mlp"] == "swiglu", tied=cells["tied"] and pp == 1, **sizes)
+    slow = cells["program"] == "nanotron" or (cells["program"] == "auto" and cells["precision"] != "fp16")
     same = ("tp", "pp", "virtual_stages", "micro_batch", "zero_stage", "fsdp", "recompute", "precision")
     layout = Layout(
         dp=dp,
         schedule="interleaved" if pieces > 1 else "1f1b",
         global_batch=cells["global_batch"] or dp * cells["micro_batch"],
         sequence_parallel=cells["sequence_parallel"] and tp > 1,
+        software=Software(slow_host=slow),
         **{key: cells[key] for key in same},
     )
     network, devices = cells["network_gbit_per_node"], max(1, cells["gpus_per_node"])

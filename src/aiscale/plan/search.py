@@ -18,9 +18,7 @@ from aiscale.plan.layout import Layout, Shape, Software, shape_named
 from aiscale.plan.memory import capacity_bytes, fits, needed_bytes
 
 #: A framework that trains at scale today: fused optimizer and gradients, overlap, no launches peer by peer.
-TUNED = Software(
-    peer_launches=False, fused_optimizer=True, fused_gradients=True, gather_overlap=True, tp_overlap="backward"
-)
+TUNED = Software(fused_optimizer=True, fused_gradients=True, gather_overlap=True, tp_overlap="backward")
 LONG = 16_384  #: tokens of a sequence from which context parallelism is tried
 
 

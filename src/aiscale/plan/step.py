@@ -123,12 +123,12 @@ class LayerTime:
 
 def host_seconds(layout: Layout, platform: Platform, c) -> float:
     """What the host needs to launch one layer, forward and backward, where every kernel is launched from Python. Tensor
-    parallelism adds its exchanges: in an eager pipeline a launch for every peer."""
-    launches = c.launch_s
+    parallelism adds its exchanges: where the host is slow, in a pipeline, a launch for every peer."""
+    launches = c.launch_s + c.launch_slow_s * layout.software.slow_host
     if layout.tp > 1:
         beyond = -(-layout.tp // platform.gpus_per_node) - 1
         launches += c.launch_tp_s + beyond * c.launch_node_s
-        if layout.pp > 1 and layout.software.peer_launches:
+        if layout.pp > 1 and layout.software.slow_host:
             launches += c.launch_peer_s * layout.tp * (1 + beyond / 4)
     launches += c.launch_fsdp_s if layout.fsdp else 0.0
     launches *= c.compiled_launches if layout.software.compiled else 1.0
@@ -235,7 +235,7 @@ def _head_seconds(shape: Shape, layout: Layout, platform: Platform, c) -> tuple[
     products = sum(product_seconds(*dims, 1, platform, peak, c) for dims in passes)
     traffic = c.logit_traffic * (c.fused_loss if layout.software.fused_loss else 1.0)
     moved = traffic * tokens * columns / (platform.memory_bytes_s * c.memory_share)
-    return products + moved, c.launch_s / platform.host_s
+    return products + moved, (c.launch_s + c.launch_slow_s * layout.software.slow_host) / platform.host_s
 
 
 def _sharded_layer(shape: Shape, layout: Layout, layer: LayerTime, platform: Platform, c) -> float:
