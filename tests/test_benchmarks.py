@@ -17,7 +17,7 @@ from aiscale.model import GPT, kernels
 from ranks import processes_with, script, wait_until
 
 common, model, gpu, radius, radius_sweep = map(script, ("common", "model", "gpu", "radius", "radius_sweep"))
-largest = script("largest")
+largest, choices = script("largest"), script("choices")
 TINY = model.Size(n_layer=2, d_model=64, vocab_size=172, batch=2, seq_len=64)
 
 
@@ -211,3 +211,61 @@ def test_sharding_everything_trains_the_largest_model_and_so_does_fsdp(tmp_path)
     assert layers["zero3"] >= 2 * layers["ddp"] > 0 and layers["fsdp"] > layers["fsdp-kept"] > layers["ddp"]
     assert all(row["peak_bytes"] <= 12 * 2**20 for row in rows.values())
     assert all(row["tried"][-1]["layers"] > row["layers"] for row in rows.values()), "one more does not fit"
+
+
+# Choices of a model ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.extended
+def test_every_choice_runs_in_small_and_a_second_start_runs_nothing(tmp_path):
+    command = [sys.executable, choices.__file__, tmp_path, "--quick"]
+    subprocess.run(command, check=True, timeout=500)
+    runs = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*-*.json")}
+    first = json.loads((tmp_path / "choices.json").read_text())["topics"]
+    assert all(list(first[topic]) == list(rows) for topic, rows in choices.all_cases().items())
+    subprocess.run(command, check=True, timeout=100)
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.glob("*-*.json")} == runs
+    assert json.loads((tmp_path / "choices.json").read_text())["topics"] == first
+
+
+def test_numbers_are_rounded_as_torch_rounds_them_and_blocks_as_the_lesson_does():
+    x = torch.randn(64, 64) * torch.exp2(torch.randint(-14, 8, (64, 64)).float())
+    for kind, dtype in (("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2)):
+        inside = x.clamp(-choices.BITS[kind][2], choices.BITS[kind][2])
+        torch.testing.assert_close(choices.nearest(x, kind), inside.to(dtype).float(), rtol=0, atol=0)
+    torch.testing.assert_close(choices.scaled(x, "e2m1", 32), choices.block_scaled(x, 32), rtol=0, atol=0)
+    fine, coarse = (choices.scaled(x, "e2m1", size, kind) for size, kind in ((16, "e4m3"), (x.numel(), "fp32")))
+    assert (fine - x).square().sum() < (coarse - x).square().sum() and not coarse.all()
+
+
+def test_the_stored_choices_cost_what_their_formulas_say():
+    topics = published.measured("choices")["topics"]
+    assert all(len(run["val"]) == 3 for runs in topics.values() for run in runs.values())
+    numbers = {name: run["parameters"] for name, run in topics["positions"].items()}
+    beside = {"learned": 256 * 64, "none": 256 * 64, "t5": 16 * 4, "shaw": 2 * 33 * 16, "huang": 2 * 33 * 16}
+    assert numbers == {name: numbers["rotary"] + beside.get(name, 0) for name in numbers}
+    assert len({run["parameters"] for run in topics["activations"].values()}) == 1
+    kept = {name.split(", batch")[0]: run for name, run in topics["optimizers"].items()}
+    bytes_each = {name: run["state_bytes"] / run["parameters"] for name, run in kept.items()}
+    assert all(bytes_each[name] == 8 for name in ("adam", "adamw", "lamb"))
+    assert bytes_each["sgd"] == bytes_each["lars"] == 4 < bytes_each["muon"] < 8
+    assert 2 + 8 / 256 <= bytes_each["adamw8bit"] < 2.2 and bytes_each["adafactor"] < 0.5
+
+
+def test_what_lesson_14_says_of_the_stored_choices_holds_beyond_two_standard_errors():
+    from instruments.choices import gain as paired_gain  # found since `choices` was imported
+
+    def gain(topic, name, base):
+        mean, error = paired_gain(topic, name, base)
+        return 0 if abs(mean) <= error else mean
+
+    assert gain("norms", "post", "layer") > 0 >= gain("norms", "deep", "layer") and gain("norms", "deep", "post") < 0
+    assert all(gain("optimizers", f"muon, batch {size}", f"adamw, batch {size}") < 0 for size in (8, 64))
+    assert gain("optimizers", "adamw8bit, batch 8", "adamw, batch 8") == 0
+    level = ("tf32", "bf16", "fp16", "fp16, loss scaling", "nvfp4")
+    assert not any(gain("formats", name, "fp32") for name in level)
+    assert gain("formats", "fp8", "fp32") > 0.5 and gain("formats", "fp4, scale by tensor", "nvfp4") > 0.1
+    longer = published.measured("choices")["topics"]["positions"]
+    lost = {name: max(seed["256"] - seed["64"] for seed in run["by_length"]) for name, run in longer.items()}
+    assert max(lost[name] for name in ("alibi", "shaw", "huang")) < 0.05
+    assert min(seed["256"] - seed["64"] for seed in longer["learned"]["by_length"]) > 0.3

@@ -1,0 +1,249 @@
+"""Lesson 14's training loop, which `benchmarks/choices.py` runs too, and its tables and figures of stored runs.
+
+losses, skipped = train(model, optimizer, lr=2**-8, seed=0, steps=200)
+held_out_loss(model, 64).mean()                      # nats for each byte of text that nobody trained on
+table("norms", cost)                                 # costs, buys here, told at scale, as Markdown
+dots("formats", base="fp32")                         # held-out losses of all choices, with two standard errors
+"""
+
+import math
+import re
+import statistics
+from pathlib import Path
+from pydoc_data import topics
+
+import torch
+import torch.nn.functional as F
+from matplotlib import pyplot as plt
+
+from aiscale import published
+from aiscale.optim import clip_, set_lr
+
+TEXT = torch.tensor(list(Path(topics.__file__).read_bytes()))  # Python's own help texts, as in lesson 01
+TRAIN, HELD_OUT = TEXT[: len(TEXT) * 9 // 10], TEXT[len(TEXT) * 9 // 10 :]
+
+
+def windows(text, starts, length):
+    """Inputs and targets (B,T) of the windows that begin at `starts`."""
+    rows = text[starts[:, None] + torch.arange(length + 1)]
+    return rows[:, :-1], rows[:, 1:]
+
+
+@torch.no_grad()
+def held_out_loss(model, length, tokens=16384):
+    """(T,): mean loss at each place of windows of `length`, over the same text for all lengths."""
+    x, y = windows(HELD_OUT, torch.arange(0, tokens, length), length)
+    parts = zip(x.split(32), y.split(32), strict=True)
+    return torch.cat([F.cross_entropy(model(a).mT, b, reduction="none") for a, b in parts]).mean(0)
+
+
+def warmed(share=0.1, fall="cosine"):
+    """A schedule: the learning rate at a share `done` of the steps, as a share of its peak; linear warm-up."""
+    falls = {"constant": lambda done: 1.0, "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2}
+
+    def schedule(done):
+        return min(1.0, done / share if share else 1.0) * falls[fall](done)
+
+    return schedule
+
+
+def train(model, optimizer, lr, *, seed, steps, batch=16, length=64, schedule=None, loss_scale=1.0):
+    """Losses of all steps, and how many were skipped: a gradient that is not finite halves the loss scale. Without a
+    scale it ends the run, whose last loss is NaN. Clipping at 1."""
+    order, losses, skipped = torch.Generator().manual_seed(seed), [], 0
+    schedule, scaling = schedule or warmed(), loss_scale > 1
+    for step in range(steps):
+        starts = torch.randint(len(TRAIN) - length, (batch,), generator=order)
+        loss = model(*windows(TRAIN, starts, length))
+        optimizer.zero_grad()
+        (loss * loss_scale).backward()
+        losses.append(loss.item())
+        gradients = [p.grad.div_(loss_scale) for p in model.parameters() if p.grad is not None]
+        if not all(gradient.isfinite().all() for gradient in gradients):
+            if not scaling:
+                return [*losses[:-1], math.nan], skipped
+            loss_scale, skipped = loss_scale / 2, skipped + 1
+            continue
+        clip_(model.parameters(), 1.0)
+        set_lr(optimizer, lr * schedule((step + 1) / steps))
+        optimizer.step()
+    return losses, skipped
+
+
+# Block scales ---------------------------------------------------------------------------------------------------------
+
+FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])  # and the same with a minus
+
+
+def nearest_fp4(x):
+    """The nearest number of FP4; what is larger than 6 becomes 6."""
+    return FP4[torch.bucketize(x.abs(), (FP4[1:] + FP4[:-1]) / 2)] * x.sign()
+
+
+def block_scaled(x, size):
+    """Rounded to fp4; `size` neighbours along the last dim share a power of two (MXFP4)."""
+    blocks = x.reshape(-1, size)
+    scale = torch.exp2((torch.frexp(blocks.abs().amax(1, keepdim=True)).exponent - 3).float())
+    return (nearest_fp4(blocks / scale) * scale).view(x.shape)
+
+
+# Stored runs ----------------------------------------------------------------------------------------------------------
+
+#: what papers say that a choice buys, most of it in their abstracts, and where
+TOLD = {
+    "layer": ("norm before each sublayer: no warm-up needed", "Xiong et al. 2020", "2002.04745"),
+    "RMS": ("as good as layer norm, 7 to 64 % less time", "Zhang, Sennrich 2019", "1910.07467"),
+    "deep": ("1,000 layers train; 200 layers, 3.2B, beat 48 layers, 12B", "Wang et al. 2022", "2203.00555"),
+    "post": ("the original transformer", "Vaswani et al. 2017", "1706.03762"),
+    "learned": ("as good as sinusoids", "Vaswani et al. 2017, table 3", "1706.03762"),
+    "sinusoidal": ("hoped to extend to longer texts", "Vaswani et al. 2017", "1706.03762"),
+    "rotary": ("better on long texts", "Su et al. 2021", "2104.09864"),
+    "alibi": ("1.3B: trained on 1,024 tokens, as good on 2,048", "Press et al. 2021", "2108.12409"),
+    "t5": ("a number for each distance is enough", "Raffel et al. 2019", "1910.10683"),
+    "shaw": ("+1.3 and +0.3 BLEU over sinusoids", "Shaw et al. 2018", "1803.02155"),
+    "huang": ("better on SQuAD than earlier ones", "Huang et al. 2020", "2009.13658"),
+    "relu": (
+        "sparse; deep networks train without pretraining",
+        "Glorot et al. 2011",
+        "proceedings.mlr.press/v15/glorot11a.html",
+    ),
+    "gelu": ("better than ReLU in vision, text, speech", "Hendrycks, Gimpel 2016", "1606.08415"),
+    "silu": ("ImageNet: +0.9 % over ReLU", "Ramachandran et al. 2017", "1710.05941"),
+    "gated": ("better than ReLU and GELU in T5, at equal parameters", "Shazeer 2020", "2002.05202"),
+    "sgd": ("convolutional networks, with momentum", "Goyal et al. 2017", "1706.02677"),
+    "adam": ("little tuning", "Kingma, Ba 2014", "1412.6980"),
+    "adamw": ("generalizes better than Adam with L2", "Loshchilov, Hutter 2017", "1711.05101"),
+    "adafactor": ("as good as Adam, almost without memory", "Shazeer, Stern 2018", "1804.04235"),
+    "lars": ("ResNet-50 in batches of 32K", "You et al. 2017", "1708.03888"),
+    "lamb": ("BERT in batches of 32K: 76 minutes, not 3 days", "You et al. 2019", "1904.00962"),
+    "muon": ("half of AdamW's operations for the same loss", "Liu et al. 2025", "2502.16982"),
+    "adamw8bit": ("as good as 32 bits, with uneven codes", "Dettmers et al. 2021", "2110.02861"),
+    "warm-up": ("batches of 8,192 on ImageNet lose nothing", "Goyal et al. 2017", "1706.02677"),
+    "cosine": ("better than steps, on ImageNet", "He et al. 2018", "1812.01187"),
+    "none": ("causal attention alone knows the order", "Haviv et al. 2022", "2203.16634"),
+    "fp32": ("the safe choice", "", ""),
+    "fp6": ("needs a scale", "Rouhani et al. 2023", "2310.10537"),
+    "fp4": ("needs a scale", "NVIDIA 2025", "2509.25149"),
+    "mxfp4": ("needs further tricks", "Tseng et al. 2025", "2502.20586"),
+    "wsd": ("as good as cosine, and the length is decided late", "Hägele et al. 2024", "2405.18392"),
+    "fp16": ("as good as fp32, with loss scaling", "Micikevicius et al. 2017", "1710.03740"),
+    "bf16": ("as good as fp32, without a scale", "Kalamkar et al. 2019", "1905.12322"),
+    "tf32": (
+        "as good as fp32",
+        "NVIDIA 2021",
+        "developer.nvidia.com/blog/accelerating-ai-training-with-tf32-tensor-cores",
+    ),
+    "fp8": ("as good as 16 bits, up to 175B", "Micikevicius et al. 2022", "2209.05433"),
+    "mxfp8": ("as good as bf16: 8B, 15T tokens", "Mishra et al. 2025", "2506.08027"),
+    "mxfp6": ("a GPT trains with little loss", "Rouhani et al. 2023", "2310.10537"),
+    "nvfp4": ("12B, 10T tokens: near fp8, with further tricks", "NVIDIA 2025", "2509.25149"),
+}
+
+
+def runs(topic):
+    return published.measured("choices")["topics"][topic]
+
+
+def where():
+    """Command, machine and date of the stored runs."""
+    facts = published.measured("choices")["machine"]
+    names = ("command", "processor", "cores", "torch", "date")
+    return ", ".join(f"{name} {facts[name]}" for name in names)
+
+
+def gain(topic, name, base):
+    """Mean over the seeds of loss(name) - loss(base), and two standard errors of it: a seed's runs share their data."""
+    pairs = [one - other for one, other in zip(runs(topic)[name]["val"], runs(topic)[base]["val"], strict=True)]
+    return statistics.mean(pairs), 2 * statistics.stdev(pairs) / len(pairs) ** 0.5
+
+
+def verdict(topic, name, base):
+    """The gain in words; "not shown" if it lies within two standard errors of none."""
+    if name == base:
+        return f"{statistics.mean(runs(topic)[name]['val']):.3f}"
+    if None in runs(topic)[name]["val"]:
+        return "diverges"
+    mean, error = gain(topic, name, base)
+    return f"{mean:+.3f} ± {error:.3f}" + (": not shown" if abs(mean) <= error else "")
+
+
+#: what a choice costs, from the shapes of the stored runs: D width, L layers, H heads, F width of the hidden layer
+D, L, H, F_PLAIN, F_GATED, LONGEST, DISTANCES, BUCKETS = 64, 2, 4, 192, 128, 256, 33, 16
+COSTS = {
+    "norms": {
+        "layer": "2 D = 64 numbers",
+        "RMS": "D = 32 numbers",
+        "deep": "2 D = 64 numbers",
+        "post": "2 D = 64 numbers",
+    },
+    "positions": {
+        "learned": f"T D = {LONGEST * D:,} numbers",
+        "sinusoidal": "nothing",
+        "rotary": "nothing; q and k are turned",
+        "alibi": "nothing; one addition a score",
+        "t5": f"buckets H = {BUCKETS * H} numbers",
+        "shaw": f"L K D / H = {L * DISTANCES * D // H:,} numbers; q meets K distances",
+        "huang": f"L K D / H = {L * DISTANCES * D // H:,} numbers; q and k meet K distances",
+        "none": "nothing",
+    },
+    "activations": {
+        "relu": f"keeps F = {F_PLAIN} numbers a token",
+        "gelu": f"keeps 2 F = {2 * F_PLAIN}",
+        "silu": f"keeps 2 F = {2 * F_PLAIN}",
+        **dict.fromkeys(("reglu", "geglu", "swiglu"), f"keeps 4 F = {4 * F_GATED}"),
+    },
+    "optimizers": {
+        "sgd": "4 bytes a weight",
+        "adam": "8 bytes a weight",
+        "adamw": "8 bytes a weight",
+        "adafactor": "4 bytes for each row and column",
+        "lars": "4 bytes a weight",
+        "lamb": "8 bytes a weight",
+        "muon": "4 bytes a weight; 30 D³ operations for D² weights",
+        "adamw8bit": "2 + 8/256 bytes a weight",
+        "adamw8bit, even codes": "2 + 8/256 bytes a weight",
+    },
+    "formats": {
+        "fp32": "32 bits",
+        "tf32": "19 bits, in the unit only",
+        "bf16": "16 bits",
+        "fp16": "16 bits",
+        "fp16, loss scaling": "16 bits, skipped steps",
+        "fp8": "8 bits",
+        "fp8, loss scaling": "8 bits",
+        "fp8, scale by tensor": "8 bits, and the largest number first",
+        "mxfp8": "8 + 8/32 = 8.25 bits",
+        "fp6, loss scaling": "6 bits",
+        "mxfp6": "6 + 8/32 = 6.25 bits",
+        "fp4, loss scaling": "4 bits",
+        "fp4, scale by tensor": "4 bits, and the largest number first",
+        "mxfp4": "4 + 8/32 = 4.25 bits",
+        "nvfp4": "4 + 8/16 = 4.5 bits, and the largest number first",
+    },
+}
+
+
+def table(topic, base, suffix=""):
+    """What each choice costs, buys here and is told to buy, as Markdown; suffix: of the names in the stored runs."""
+    lines = [f"| choice | costs | held-out loss here, over {base} | told at scale |", "|---|---|---|---|"]
+    for name, cost in COSTS[topic].items():
+        known = next(key for key in (name, *re.split(r"[ ,]+", name), "gated") if key in TOLD)
+        words, source, at = TOLD[known]
+        link = f" ([{source}](https://{f'arxiv.org/abs/{at}' if at[:4].isdigit() else at}))" if at else ""
+        lines.append(f"| {name} | {cost} | {verdict(topic, name + suffix, base + suffix)} | {words}{link} |")
+    return "\n".join(lines)
+
+
+def dots(topic, names, base):
+    """Held-out loss of each choice: a ring for each seed, a dot for their mean, a bar of two standard errors."""
+    ax = plt.subplots(figsize=(7, 0.34 * len(names) + 0.9), layout="constrained")[1]
+    for row, name in enumerate(names):
+        values = [value for value in runs(topic)[name]["val"] if value is not None]
+        color = "#0068B8" if name == base else "#2B313B"
+        ax.plot(values, [row] * len(values), "o", ms=6, mfc="none", color=color, alpha=0.5)
+        error = 2 * statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0
+        ax.errorbar(statistics.mean(values), row, xerr=error, fmt="o", ms=5, color=color)
+    ax.set(
+        yticks=range(len(names)), yticklabels=names, xlabel="held-out loss (nats a byte)", ylim=(len(names) - 0.5, -0.5)
+    )
+    return ax
