@@ -89,7 +89,7 @@ def forge_m() -> Run:
 def forge_l() -> Run:
     """FORGE-L, printed as 25.6B: 48 layers of 6144; sources as for forge-s (forge-l.yml, tensor parallel 2).
 
-    The printed shape makes 22.4B parameters, with any vocabulary near FORGE's; what the other 3.2B are, is not said.
+    The printed shape makes 22.4B parameters, and the README of at-aaims/forge says so; the slides print 25.6B.
     """
     return _forge((48, 48, 6144), 1e-4, 0.1, 8192, 16)
 
