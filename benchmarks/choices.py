@@ -218,7 +218,7 @@ def run(case, lr, seed):
 def all_cases():
     """{topic: {name: case}}."""
     found = {topic: {} for topic in ("norms", "positions", "activations", "optimizers", "schedules", "formats")}
-    norms = {"layer": "layernorm", "RMS": "rmsnorm", "deep": "deepnorm", "post": "deepnorm"}
+    norms = {"pre, layer": "layernorm", "pre, RMS": "rmsnorm", "deep": "deepnorm", "post": "deepnorm"}
     for name, norm in norms.items():
         shape = {"n_layer": 48, "d_model": 32, "n_head": 2, "norm": norm, "max_seq_len": 32}
         deep = {"length": 32, "batch": 8, "steps": 60, "model": shape, "post_norm": name == "post"}

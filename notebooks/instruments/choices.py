@@ -2,8 +2,8 @@
 
 losses, skipped = train(model, optimizer, lr=2**-8, seed=0, steps=200)
 held_out_loss(model, 64).mean()                      # nats for each byte of text that nobody trained on
-table("norms", cost)                                 # costs, buys here, told at scale, as Markdown
-dots("formats", base="fp32")                         # held-out losses of all choices, with two standard errors
+table("norms", "post")                               # costs, buys here, told at scale, as Markdown
+dots("formats", names, "fp32")                       # losses of choices over a base's, with a 95 % interval
 """
 
 import math
@@ -151,18 +151,28 @@ def where():
     return ", ".join(f"{name} {facts[name]}" for name in names)
 
 
+#: half of a 95 % interval, by Student's t: three seeds have two degrees of freedom
+STANDARD_ERRORS = 4.303
+
+
+def differences(topic, name, base):
+    """loss(name) - loss(base) of each seed."""
+    return [one - other for one, other in zip(runs(topic)[name]["val"], runs(topic)[base]["val"], strict=True)]
+
+
 def gain(topic, name, base):
-    """Mean over the seeds of loss(name) - loss(base), and two standard errors of it: a seed's runs share their data."""
-    pairs = [one - other for one, other in zip(runs(topic)[name]["val"], runs(topic)[base]["val"], strict=True)]
-    return statistics.mean(pairs), 2 * statistics.stdev(pairs) / len(pairs) ** 0.5
+    """Mean over the seeds of loss(name) - loss(base), and half of its 95 % interval: a seed's runs share their data."""
+    pairs = differences(topic, name, base)
+    return statistics.mean(pairs), STANDARD_ERRORS * statistics.stdev(pairs) / len(pairs) ** 0.5
 
 
 def verdict(topic, name, base):
-    """The gain in words; "not shown" if it lies within two standard errors of none."""
+    """The gain in words; "not shown" if its interval includes 0. A run fails if a blind guess of a byte is better."""
     if name == base:
         return f"{statistics.mean(runs(topic)[name]['val']):.3f}"
-    if None in runs(topic)[name]["val"]:
-        return "diverges"
+    values = runs(topic)[name]["val"]
+    if failed := sum(value is None or value > math.log(256) for value in values):
+        return f"{failed} of {len(values)} fails"
     mean, error = gain(topic, name, base)
     return f"{mean:+.3f} ± {error:.3f}" + (": not shown" if abs(mean) <= error else "")
 
@@ -171,8 +181,8 @@ def verdict(topic, name, base):
 D, L, H, F_PLAIN, F_GATED, LONGEST, DISTANCES, BUCKETS = 64, 2, 4, 192, 128, 256, 33, 16
 COSTS = {
     "norms": {
-        "layer": "2 D = 64 numbers",
-        "RMS": "D = 32 numbers",
+        "pre, layer": "2 D = 64 numbers",
+        "pre, RMS": "D = 32 numbers",
         "deep": "2 D = 64 numbers",
         "post": "2 D = 64 numbers",
     },
@@ -199,7 +209,7 @@ COSTS = {
         "adafactor": "4 bytes for each row and column",
         "lars": "4 bytes a weight",
         "lamb": "8 bytes a weight",
-        "muon": "4 bytes a weight; 30 D³ operations for D² weights",
+        "muon": "4 bytes a weight of a matrix; 30 D³ operations for its D² weights",
         "adamw8bit": "2 + 8/256 bytes a weight",
         "adamw8bit, even codes": "2 + 8/256 bytes a weight",
     },
@@ -235,15 +245,16 @@ def table(topic, base, suffix=""):
 
 
 def dots(topic, names, base):
-    """Held-out loss of each choice: a ring for each seed, a dot for their mean, a bar of two standard errors."""
+    """Held-out loss of each choice over the base's: a ring for each seed, a dot for their mean, a bar for its 95 %
+    interval."""
     ax = plt.subplots(figsize=(7, 0.34 * len(names) + 0.9), layout="constrained")[1]
     for row, name in enumerate(names):
-        values = [value for value in runs(topic)[name]["val"] if value is not None]
+        values = differences(topic, name, base)
         color = "#0068B8" if name == base else "#2B313B"
         ax.plot(values, [row] * len(values), "o", ms=6, mfc="none", color=color, alpha=0.5)
-        error = 2 * statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0
-        ax.errorbar(statistics.mean(values), row, xerr=error, fmt="o", ms=5, color=color)
-    ax.set(
-        yticks=range(len(names)), yticklabels=names, xlabel="held-out loss (nats a byte)", ylim=(len(names) - 0.5, -0.5)
-    )
+        mean, error = gain(topic, name, base)
+        ax.errorbar(mean, row, xerr=error, fmt="o", ms=5, color=color)
+    ax.axvline(0, color="gray", ls=":")
+    xlabel = f"held-out loss over {base} (nats a byte)"
+    ax.set(yticks=range(len(names)), yticklabels=names, xlabel=xlabel, ylim=(len(names) - 0.5, -0.5))
     return ax
