@@ -33,7 +33,7 @@ def main(args):
     first = load(args.save, model, optimizer)
     windows = world.bcast(read_windows(args.text) if rank == 0 else None)  # any object, pickled
     for weight in model.parameters():
-        world.Bcast(weight.detach().numpy())  # numbers, as they lie in memory: rank 0's replace the others'
+        world.Bcast(weight.detach().numpy())  # a buffer of numbers; with equal seeds not needed
     for step, batch in batches(windows, range(first, args.steps), args.batch):
         loss = torch.zeros((), device=device)
         micro_batches = batch.to(device).split(args.micro_batch)

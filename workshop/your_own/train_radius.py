@@ -79,7 +79,7 @@ def main(args):
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     first = load(args.save, model, optimizer)
     model = DistributedDataParallel(model)
-    radius = Radius(model, args.density, args.interval)  # a resumed run begins with a dense step
+    radius = Radius(model, args.density, args.interval)  # a resumed run begins dense; what waited is lost
     model.register_comm_hook(None, radius.hook)
     windows = read_windows(args.text)
     for step, batch in batches(windows, range(first, args.steps), args.batch):
