@@ -73,9 +73,8 @@ class _Job:
         if kind is None:
             raise SiteError(f"{lesson.name} needs GPUs of {lesson.gpu_memory_gb:g} GB, and {place.name} has none")
         partition = place.partition or rules.default_partition
-        choices = (
-            [partition, *rules.partitions] if lesson.hours > LONG_H else [partition]
-        )  # the one with the longest time
+        takes_days = lesson.hours > LONG_H  # then in the partition with the longest time
+        choices = [partition, *rules.partitions] if takes_days else [partition]
         allowed = {name: rules.hours_for(nodes, name, place.qos) or 0.0 for name in choices}
         partition = max(allowed, key=lambda name: min(allowed[name], lesson.hours))
         if not allowed[partition]:
