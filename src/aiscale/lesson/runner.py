@@ -80,6 +80,7 @@ def execute(
     Raises LessonError before anything starts if a notebook lacks a parameter."""
     from papermill import inspect_notebook  # papermill takes a second to import
     from tqdm import tqdm
+    from traitlets.config import Config
 
     for notebook in chosen if parameters else []:
         there = inspect_notebook(str(notebook.path))
@@ -88,20 +89,24 @@ def execute(
     folder = Path(out).absolute() / "notebooks"
     folder.mkdir(parents=True, exist_ok=True)
     queues = os.environ.get("AISCALE_ENGINES") == "slurm" and "SLURM_JOB_ID" not in os.environ
-    limit_s = None if queues else CELL_TIMEOUT_S
+    options: dict = {"execution_timeout": None if queues else CELL_TIMEOUT_S}
     os.environ.update(_environment())
     results = []
-    with tempfile.TemporaryDirectory(prefix=".lesson-", dir=folder.parent) as progress:
+    with (
+        tempfile.TemporaryDirectory(prefix=".lesson-", dir=folder.parent) as progress,
+        tempfile.TemporaryDirectory(dir="/tmp") as sockets,  # a short path; another process may take a port
+    ):
         os.environ["AISCALE_PROGRESS"] = progress  # a participant's own stays as it is; compute nodes see it
+        options["config"] = Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}})
         for notebook in (bar := tqdm(chosen, unit="notebook", disable=None)):
             bar.set_description(notebook.name)
             writes = any("parameters" in tags(cell) and "\nfolder = " in f"\n{cell.source}" for cell in notebook.cells)
             scripts = {"folder": f"{progress}/my"} if writes else {}  # nor are their scripts touched
-            results.append(_execute(notebook, folder, scripts | dict(parameters or {}), core, limit_s))
+            results.append(_execute(notebook, folder, scripts | dict(parameters or {}), core, options))
     return results
 
 
-def _execute(notebook: Notebook, folder: Path, parameters: dict, core: bool, limit_s: float | None) -> Execution:
+def _execute(notebook: Notebook, folder: Path, parameters: dict, core: bool, options: dict) -> Execution:
     import papermill
     from nbconvert.filters import strip_ansi
 
@@ -114,8 +119,8 @@ def _execute(notebook: Notebook, folder: Path, parameters: dict, core: bool, lim
             parameters,
             kernel_name="python3",
             cwd=str(notebook.path.resolve().parent),
-            execution_timeout=limit_s,
             progress_bar={"leave": False, "disable": None},
+            **options,
             **({"skip_cells_with_tag": OPTIONAL} if core else {}),
         )
     except Exception as raised:  # an error in a cell, a dead kernel, a time-out
