@@ -160,18 +160,10 @@ class LoopConfig:
         """(number of micro-batches, sequences in each) for one of `dp` data-parallel ranks."""
         share, rest = divmod(self.global_batch, dp)
         size, whole = self.micro_batch or share, dp * (self.micro_batch or 1)
-        wide, near = -(-self.global_batch // whole) * whole, -(-self.global_batch // dp) * dp
-        remedy = f"set loop.global_batch={wide}" + f", or loop.global_batch={near} and loop.micro_batch=1" * (
-            wide > near
-        )
         require(
-            rest == 0,
-            f"loop.global_batch {self.global_batch} is not divisible by the {dp} data-parallel ranks: {remedy}",
-        )
-        require(
-            share % size == 0,
-            f"loop.global_batch {self.global_batch} / dp {dp} = {share} sequences a rank, "
-            f"not a multiple of loop.micro_batch {size}: {remedy}",
+            rest == 0 and share % size == 0,
+            f"loop.global_batch {self.global_batch} is no multiple of dp {dp} x loop.micro_batch "
+            f"{self.micro_batch or 1} = {whole}: set loop.global_batch={-(-self.global_batch // whole) * whole}",
         )
         return share // size, size
 
