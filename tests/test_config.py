@@ -65,7 +65,8 @@ def test_a_bad_setting_is_refused_in_one_line(assignment, message):
         ),
         (
             lambda: LoopConfig(global_batch=16, micro_batch=3).micro_batches(2),
-            "loop.global_batch 16 is no multiple of dp 2 x loop.micro_batch 3 = 6: set loop.global_batch=18",
+            "loop.global_batch 16 is no multiple of dp 2 x loop.micro_batch 3 = 6: "
+            "set loop.global_batch=16 and loop.micro_batch=1 or loop.global_batch=18",
         ),
     ],
 )
