@@ -95,8 +95,8 @@ def test_a_job_without_a_fault_is_submitted_as_it_was_checked(login, capsys):
             [],
             "49 h on 4 nodes in QOS regular, which allows 48 h → --sbatch '-t 2880'",
         ),
-        ("layout", {}, ["--set", "loop.micro_batch=7"], "16 ranks: loop.global_batch 480 / dp 16 = 30"),
-        ("layout", {}, ["--set", "loop.global_batch=15"], "=96, or loop.global_batch=16 and loop.micro_batch=1"),
+        ("layout", {}, ["--set", "loop.micro_batch=7"], "16 ranks: loop.global_batch 480 is no multiple of dp 16 x"),
+        ("layout", {}, ["--set", "loop.global_batch=15"], "=16 and loop.micro_batch=1 or loop.global_batch=96"),
         (
             "Slurm",
             {"REFUSE": "Invalid account"},
