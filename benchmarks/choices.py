@@ -2,10 +2,10 @@
 
     python benchmarks/choices.py FOLDER [--topics norms formats] [--quick]    # half an hour on two cores
 
-A small GPT reads the bytes of Python's help texts. All optimizers get the same search: on seed 3 the learning rate
-goes by factors of 2 from a usual one until both neighbours are worse, three runs at most; then seeds 0, 1 and 2 run at
-the best. All other choices are compared at one rate, 2^-8. Each run is a small JSON in FOLDER, so a stopped benchmark
-goes on where it was; FOLDER/choices.json is the result. --quick: a few steps, to try the script.
+A small GPT reads the bytes of Python's help texts. Norms, positions, activations and optimizers get the same search:
+on seed 3 the learning rate goes by factors of 2 from a usual one until both neighbours are worse; then seeds 0, 1 and
+2 run at the best. Schedules and formats are compared at one rate, 2^-8. Each run is a small JSON in FOLDER, so a
+stopped benchmark goes on where it was; FOLDER/choices.json is the result. --quick: a few steps, to try the script.
 """
 
 import argparse
@@ -29,7 +29,8 @@ from aiscale.optim import build_optimizer
 sys.path.append(str(Path(__file__).parents[1] / "notebooks"))
 from instruments.choices import block_scaled, held_out_loss, train, warmed
 
-SEEDS, SEARCH_SEED, SEARCHED, CURVE, DECAY = (0, 1, 2), 3, ("optimizers",), 20, 0.2
+SEEDS, SEARCH_SEED, CURVE, DECAY = (0, 1, 2), 3, 20, 0.2
+SEARCHED = ("norms", "positions", "activations", "optimizers")
 SHAPE = {"n_layer": 2, "n_head": 4, "d_model": 64, "max_seq_len": 256}
 BASE = {"optimizer": "adamw", "lr": 2**-8, "batch": 16, "length": 64, "steps": 200, "warm": 0.1, "schedule": "cosine"}
 
@@ -257,7 +258,7 @@ def stored(folder, name, case, lr, seed):
     return json.loads(file.read_text())
 
 
-def search(loss_at, start, most=3):
+def search(loss_at, start, most=9):
     """{rate: loss}, from `start` by factors of 2 until both neighbours of the best are worse."""
     tried = {start: loss_at(start)}
     while len(tried) < most:
