@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from aiscale import study
 from aiscale.cli import main
 from centre import Call, Cluster
 from ranks import forked, wait_until
@@ -183,7 +184,9 @@ def test_zero_at_perlmutter_in_a_container(perlmutter, place):
     [
         pytest.param("fsdp", {}, marks=extended),
         pytest.param("3d_22b", {"parallel.tp": "2", "parallel.pp": "2"}, marks=extended),
+        pytest.param("3d_175b", {"parallel.tp": "2", "parallel.pp": "2"}, marks=extended),
         pytest.param("radius_355m", {"compression.warmup_steps": "1", "compression.interval": "2"}, marks=extended),
+        pytest.param("radius_2b", {"compression.warmup_steps": "1", "compression.interval": "2"}, marks=extended),
     ],
 )
 def test_other_strategies_at_perlmutter_with_the_sites_module(perlmutter, place, lesson, settings):
@@ -194,6 +197,29 @@ def test_other_strategies_at_perlmutter_with_the_sites_module(perlmutter, place,
     assert {"--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=32", "--gpus-per-node=4"} <= set(train)
     seats_of(ended, 4, cuda="3,2,1,0", master="node1", **{"from": f"{place}/.venv/bin"})
     losses_equal_those_without_slurm(ended, 8, place)
+
+
+@extended
+@pytest.mark.parametrize("size", "sml")
+def test_forge_at_frontier(frontier, place, size):
+    env, settings = {"AISCALE_ENVIRONMENT": str(place / ".venv")}, {} if size == "s" else {"parallel.tp": "2"}
+    ended = launched(frontier, f"forge_{size}", place, env=env, **settings)
+    losses_equal_those_without_slurm(ended, 16, place)
+
+
+@extended
+def test_scaling_and_study_at_perlmutter_store_their_rows(perlmutter, place):
+    text = 'name = "two"\nrepeats = 1\n[base]\nsize = "2x64"\ndata_kib = 4\nstrategy = "ddp"\n[vary]\nranks = [1, 2]\n'
+    (place / "two.toml").write_text(text)
+    tiny = {"loop.seq_len": "16", "loop.steps": "3"} | {k: v for k, v in TINY.items() if not k.startswith("loop.")}
+    words = [word for key, value in tiny.items() for word in ("--set", f"{key}={value}")]
+    for lesson, nodes, args in (("scaling", 2, words), ("study", 1, [f"{place}/two.toml"])):
+        path = ROOT / f"launchers/perlmutter/{lesson}.sbatch"
+        job = perlmutter.submit(path, f"--nodes={nodes}", "--time=60", args=args, cwd=place)
+        assert perlmutter.wait(job, timeout_s=900) == "COMPLETED", (place / f"{lesson}-{job}.out").read_text()
+    (scaling,) = (place / "runs").glob("scaling-*.jsonl")
+    assert len(list(map(json.loads, scaling.read_text().splitlines()))) == 4, "weak and strong, on one node and on two"
+    assert {row["status"] for row in study.load(place / "runs/study-two")} == {"ok"}
 
 
 @pytest.mark.parametrize("name", ["lumi", "odo"])

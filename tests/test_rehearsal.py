@@ -115,12 +115,10 @@ POLICY = "Job violates accounting/QOS policy"
     ],
 )
 def test_perlmutter_refuses_with_slurms_messages(perlmutter, words, text):
-    refused(perlmutter, words, text)
-
-
-def refused(nodes, words: str, text: str) -> None:
+    script = perlmutter.folder / "true.sh"
+    script.write_text("#!/bin/bash\n")
     with pytest.raises(rehearsal.RehearsalError) as error:
-        nodes.submit(empty_script(nodes), *words.split(), "--output=/dev/null")
+        perlmutter.submit(script, *words.split(), "--output=/dev/null")
     assert re.search(text if ".*" in text else re.escape(text), str(error.value)), error.value
 
 
@@ -134,12 +132,6 @@ def test_every_launcher_is_accepted_as_shipped(name, request):
         size = [] if re.search(r"--nodes=1\b", path.read_text()) else ["--nodes=2"]
         done = nodes.login(["sbatch", "--test-only", *size, path], capture_output=True)
         assert done.returncode == 0 and "to start at" in done.stderr, f"{path.name}: {done.stderr}"
-
-
-def empty_script(nodes) -> Path:
-    script = nodes.folder / "true.sh"
-    script.write_text("#!/bin/bash\n")
-    return script
 
 
 @pytest.mark.slurm

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,7 +53,8 @@ def _report(error: Exception) -> int:
             alone = place.size > 1 and not getattr(error, "failed_alike", True)  # set by fit
             who = f"rank {place.rank} of {place.size}: " * alone
             if ours and place.rank and not alone:
-                return status  # rank 0 says it
+                time.sleep(20)  # rank 0 says it, if its launcher does not end all with the first that fails
+                return status
         if lost_another_rank(error):
             gone = ", ".join(map(str, getattr(error, "gone", []))) or "another, whose own message says why"
             print(f"aiscale: {who}lost its connection to rank {gone}", file=sys.stderr)
