@@ -10,15 +10,7 @@ import numpy as np
 import pytest
 
 from aiscale.config import ConfigError, DataConfig
-from aiscale.data import (
-    Batches,
-    embedded_text,
-    find_text,
-    learn,
-    open_corpus,
-    read_corpus,
-    train_tokenizer,
-)
+from aiscale.data import Batches, embedded_text, find_text, learn, open_corpus, read_corpus, train_tokenizer
 from aiscale.data import stored as stored_module
 from aiscale.data.corpus import Text
 from aiscale.data.stored import write_corpus

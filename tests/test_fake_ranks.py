@@ -33,10 +33,7 @@ def counted(jobs: list[list]) -> list[list[list[dict]]]:
 
 #: strategy -> (settings, a rank of each role)
 ROLES = {
-    "fsdp": (
-        ((FSDP,), (0, 1023)),
-        ((FSDP, BF16, "parallel.replicas=8"), (128,)),
-    ),
+    "fsdp": (((FSDP,), (0, 1023)), ((FSDP, BF16, "parallel.replicas=8"), (128,))),
     "ddp": (((DDP,), (0, 1023)), ((DDP, ZERO1), (0, 30, 1023))),
     "megatron": (
         ((MEGATRON, TP8), (0, 7, 1023)),

@@ -72,9 +72,7 @@ def test_a_folder_gives_shape_and_weights(tmp_path):
 
 @pytest.mark.parametrize(
     ("config", "says"),
-    [
-        ({"model_type": "gpt5"}, "model.model_type is 'gpt5': this transformers has no such architecture"),
-    ],
+    [({"model_type": "gpt5"}, "model.model_type is 'gpt5': this transformers has no such architecture")],
 )
 def test_a_configuration_transformers_cannot_build_is_refused_in_one_line(config, says):
     with pytest.raises(ConfigError) as error:

@@ -18,6 +18,7 @@ from aiscale.cli import _parser
 from aiscale.recipes import recipe
 from browser import Browser, find_browser
 from ranks import wait_until
+from test_notebooks import minutes_of
 
 ROOT = Path(__file__).parents[1]
 WORKSHOP = ROOT / "workshop"
@@ -34,33 +35,63 @@ AGENDAS = {
     name: [[cell.strip() for cell in line.strip("| ").split("|")] for line in table.splitlines()[2:]]
     for name, table in re.findall(r"^### (.+)\n\n(\| at \|.*\n(?:\|.*\n)+)", PAGE, re.M)
 }
-TOTALS = {
-    "Two and a quarter hours": 135,
-    "Half a day": 240,
-    "One day": 480,
-    "Two days, first day": 480,
-    "Two days, second day": 480,
+DAY = dict.fromkeys(["One day", "Two days, first day", "Two days, second day", "A third day"], 480)
+TOTALS = {"Two hours": 120, "Half a day": 240, **DAY}
+EXERCISES = {  # number: name, minutes
+    number: (name, int(minutes))
+    for path in (WORKSHOP / "exercises").glob("*.ipynb")
+    for number, name, minutes in re.findall(r"## (\d\d\.\d) · (.+) \(\w+, (\d+) minutes\)", path.read_text())
 }
 
 
+def sheet(number: str) -> list[tuple[int, str, str, str]]:
+    """Minute, section, what they do and what to cut, in a block's rows."""
+    rows = re.findall(r"^\| (\d+) \| (.+?) \| .*? ?\| .*? ?\| (.*?) ?\| (.*?) ?\|$", BLOCKS[number], re.M)
+    return [(int(minute), *rest) for minute, *rest in rows]
+
+
 @pytest.mark.parametrize("name", TOTALS)
-def test_an_agenda_adds_up_to_its_time(name):
-    rows, now = AGENDAS[name], 9 * 60
+def test_an_agenda_adds_up_to_its_time_and_breaks_after_75_minutes_at_most(name):
+    rows, now, since = AGENDAS[name], 9 * 60, 9 * 60
     for at, minutes, what in rows:
         assert at == f"{now // 60}:{now % 60:02}", what
         now += int(minutes)
+        since = now if what in ("break", "lunch") else since
+        assert now - since <= 75, what
+        if block := re.match(r"\[(\d\d) .*?\]\(\S+\)(?:, without \*(\S+) · (.+)\*)?$", what):
+            cuts = [int(cut.split()[-2]) for *_, do, cut in sheet(block[1]) if f"**{block[2]} · {block[3]}" in do]
+            assert int(minutes) == in_full(block[1]) - sum(cuts) and len(cuts) == bool(block[2]), what
     assert now - 9 * 60 == TOTALS[name]
-    assert sum("break" in what or "lunch" in what for *_, what in rows) >= (TOTALS[name] - 1) // 119
 
 
-def test_the_blocks_of_an_agenda_take_the_minutes_of_their_core_paths():
-    blocks = [row for rows in AGENDAS.values() for row in rows if "(blocks/" in row[2]]
-    blocks += [re.findall(r"^\| \[(\d\d)\]\(blocks/\d\d.md\) \| (\d+) \|", PAGE, re.M)][0]
-    blocks += [(number, *re.findall(r"^(\d+) minutes,", text, re.M)) for number, text in BLOCKS.items()]
-    assert len(blocks) > 30
-    for row in blocks:
-        number, minutes = (row[2][1:3], row[1]) if len(row) == 3 else row
-        assert int(minutes) == LESSONS[number].header.minutes, row
+def in_full(number: str) -> int:
+    """A block's minutes with its exercise at its own pace, of which the header counts four."""
+    exercise = re.findall(r"exercise \*\*(\S+) · (.+)\*\*, (\d+) minutes", BLOCKS[number])
+    assert len(exercise) == 1 and EXERCISES[exercise[0][0]] == (exercise[0][1], int(exercise[0][2])), exercise
+    return LESSONS[number].header.minutes + int(exercise[0][2]) - 4
+
+
+@pytest.mark.parametrize("number", BLOCKS)
+def test_a_run_sheet_follows_its_lesson(number):
+    stated, full, name = LESSONS[number].header.minutes, in_full(number), LESSONS[number].name
+    assert f"\n{stated} minutes, {full} with " in BLOCKS[number]
+    assert f"| [{number}](blocks/{number}.md) | {stated} | {full} |" in PAGE
+    rows, pace = [*sheet(number), (full, "", "", "")], stated / minutes_of(name)[0]
+    code = "\n".join(c.source for c in LESSONS[number].cells if "optional" not in c.metadata.get("tags", []))
+    labels = re.findall(r'(?<![.\w])predict\(\s*f?"(.*?)"', code)
+    asked = [guess for *_, do, _ in rows for guess in re.findall(r"\*([^*]+)\*", do.replace("**", ""))]
+    assert len(asked) == len(labels)
+    for guess, label in zip(asked, labels, strict=True):
+        assert re.fullmatch(re.sub(r"\\{.*?\\}", ".*", re.escape(label)), guess), (guess, label)
+    late, cuts = 0, 0
+    for (minute, section, do, cut), (end, *_) in zip(rows, rows[1:]):  # noqa: B905
+        by_rule = pace * minutes_of(name, before=section)[0] if minute else 0
+        assert abs(minute - by_rule - late) <= 2 and minute < end, (section, by_rule + late)
+        late = full - stated if "exercise **" in do else late
+        saved = int((re.findall(r": (\d+) minutes?$", cut) or [0])[0])
+        assert saved <= end - minute, section
+        cuts += saved
+    assert cuts >= 5, "a sheet says what to leave out"
 
 
 def test_the_lessons_up_to_radius_fit_into_a_day():
@@ -70,6 +101,7 @@ def test_the_lessons_up_to_radius_fit_into_a_day():
 def test_an_agenda_has_the_lessons_that_its_lessons_need():
     days = {name: [row[2][1:3] for row in rows if "(blocks/" in row[2]] for name, rows in AGENDAS.items()}
     days["Two days, second day"] = days["Two days, first day"] + days["Two days, second day"]
+    days["A third day"] = days["Two days, second day"] + days["A third day"]
     for name, numbers in days.items():
         for at, number in enumerate(numbers):
             needs = LESSONS[number].header.needs
@@ -88,7 +120,7 @@ def anchors(text: str) -> set[str]:
 @pytest.mark.parametrize("path", [WORKSHOP / "README.md", *(WORKSHOP / "blocks").glob("*.md")], ids=lambda p: p.stem)
 def test_links_and_their_anchors_lead_somewhere(path):
     for link in re.findall(r"\]\(([^)]+)\)", path.read_text()):
-        file, _, anchor = link.partition("#")
+        file, _, anchor = re.sub(r"\?[^#]*", "", link).partition("#")
         target = (path.parent / file).resolve() if file else path
         assert target.exists(), link
         assert not anchor or anchor in anchors(target.read_text()), link
@@ -195,3 +227,6 @@ def test_a_participant_answers_twice_and_sees_both_beside_each_other(tmp_path):
         page.evaluate(f"{box}.value = '{line}\\\\n{line}'; {box}.oninput({{target: {box}}})")
         table = page.evaluate("[...document.querySelectorAll('#class tr')].map(row => row.textContent)")
         assert table[1:3] == ["1 (lesson 00)2 of 22 of 2", "2 (lesson 00)0 of 22 of 2"]
+        page.goto((WORKSHOP / "quiz.html").as_uri() + "?lessons=00,03")
+        page.wait("document.querySelectorAll('fieldset').length === 3")
+        assert "no_sync" in page.text() and "GPT-2" not in page.text(), "only what these lessons answer"

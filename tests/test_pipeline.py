@@ -177,11 +177,7 @@ SHAPES = [
     ("zero-bubble", 4, 8, 1),
     ("zero-bubble", 3, 3, 1),
 ]
-FEW = [
-    ("1f1b", 4, 2, 1),
-    ("gpipe", 5, 2, 1),
-    ("zero-bubble", 4, 2, 1),
-]
+FEW = [("1f1b", 4, 2, 1), ("gpipe", 5, 2, 1), ("zero-bubble", 4, 2, 1)]
 
 
 @pytest.mark.parametrize(("schedule", "pp", "n_micro", "virtual_stages"), SHAPES + FEW)

@@ -263,8 +263,7 @@ def test_a_login_node_without_slurm_or_site_is_one_line(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "size, nodes, lines",
-    [(16, 0, ("--nodes=4", "--time=00:30:00")), (3, 2, ("--nodes=2", "--time=00:30:00"))],
+    "size, nodes, lines", [(16, 0, ("--nodes=4", "--time=00:30:00")), (3, 2, ("--nodes=2", "--time=00:30:00"))]
 )
 def test_the_job_uses_the_sites_options_and_as_many_nodes_as_the_ranks_need(size, nodes, lines):
     text = Job(account="m1_g", site="perlmutter", qos="debug", nodes=nodes).text(size)

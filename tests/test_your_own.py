@@ -48,13 +48,7 @@ def serial(tmp_path_factory):
     """train.py over three epochs of a short text, in the folder above those in which ranks run."""
     place = tmp_path_factory.mktemp("serial")
     (place.parent / "text").write_text(Path(__file__).read_text()[:7000])
-    done = start(
-        sys.executable,
-        SCRIPTS / "train.py",
-        f"--text={place.parent / 'text'}",
-        f"--steps={STEPS}",
-        cwd=place,
-    )
+    done = start(sys.executable, SCRIPTS / "train.py", f"--text={place.parent / 'text'}", f"--steps={STEPS}", cwd=place)
     assert done.returncode == 0, done.stderr
     printed = losses(done.stdout)
     assert len(printed) == STEPS and printed[-1][1] < printed[0][1]
