@@ -11,11 +11,16 @@ with Browser(tmp_path) as browser:
 from __future__ import annotations
 
 import base64
+import contextlib
+import http.server
 import itertools
 import json
 import shutil
 import subprocess
+import threading
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import websocket
@@ -31,6 +36,16 @@ _KEY_CODES = {"Enter": 13, "End": 35, "Home": 36, "ArrowLeft": 37}
 def find_browser() -> str:
     """A Chromium on this machine; empty if there is none."""
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of a folder, by a web server of this process."""
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 class Browser:

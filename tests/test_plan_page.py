@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import shutil
-import threading
-from functools import partial
 
 import pytest
 
 from aiscale.cli import main
 from aiscale.plan import browser
-from browser import Browser, find_browser
+from browser import Browser, find_browser, served
 
 FORGE = ("--model", "forge-m", "--machine", "frontier", "--nodes", "64")
 
@@ -38,11 +35,9 @@ def test_a_row_of_the_ranking_can_be_asked_for_again():
 def test_in_a_browser_the_numbers_are_those_of_the_command_line(tmp_path, capsys):
     assert main(["plan", "--page", str(tmp_path / "page")]) == 0
     capsys.readouterr()
-    handler = partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path / "page")
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, Browser(tmp_path) as opened:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with served(tmp_path / "page") as address, Browser(tmp_path) as opened:
         page = opened.page()
-        page.goto(f"http://127.0.0.1:{server.server_port}/")
+        page.goto(f"{address}/")
         page.wait("document.body.dataset.ready", timeout_s=240)
         shown = [_shown(page)]
         page.evaluate("document.querySelectorAll('#ranking button')[3].click()")
@@ -53,8 +48,7 @@ def test_in_a_browser_the_numbers_are_those_of_the_command_line(tmp_path, capsys
         shown.append(_shown(page))
         hosts = page.evaluate("performance.getEntriesByType('resource').map(entry => new URL(entry.name).host)")
         broken = page.evaluate("document.body.innerText.match(/NaN|undefined|Infinity/)")
-        server.shutdown()
-    assert set(hosts) == {f"127.0.0.1:{server.server_port}"} and broken is None
+    assert {f"http://{host}" for host in hosts} == {address} and broken is None
     assert len({json.dumps(plan) for _, plan in shown}) == 4, "each change shows"
     for argv, plan in shown:
         main(["plan", *argv, "--json"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from aiscale.lesson import progress
+from browser import Browser, find_browser, served
 from puzzle_answers import WRONG
 
 WORKSHOP = Path(__file__).parents[1] / "workshop"
@@ -19,6 +21,7 @@ sys.path.insert(0, str(WORKSHOP / "puzzles"))
 
 from simulated import SimulationError, best_answers, checking  # noqa: E402
 from simulated import __main__ as making  # noqa: E402
+from simulated import page as playing  # noqa: E402
 from simulated.machine import Costs  # noqa: E402
 from simulated.problems import PUZZLES  # noqa: E402
 from simulated.world import World  # noqa: E402
@@ -51,7 +54,7 @@ def test_the_solution_meets_its_targets_and_not_lower_ones(name):
         for what, target in case.targets.items():
             assert figures[what] == target, f"{name}: the target of {what} is not what the solution needs"
             lower = dataclasses.replace(case, targets={what: target - 0.5})
-            assert f"{what} {target:g}" in checking._missed(puzzle, lower, figures)
+            assert f"{what} {target:g}" in checking.missed(puzzle, lower, figures)
 
 
 @pytest.mark.parametrize(
@@ -102,3 +105,28 @@ def test_a_deadlock_names_who_waits_for_whom_and_where():
         World(3, Costs()).run(program)
     assert "deadlock: nobody can go on" in str(raised.value)
     assert "rank 2 has waited since 0 s for a message from rank 0\n    line " in str(raised.value)
+
+
+@pytest.mark.extended
+@pytest.mark.skipif(not find_browser() or not shutil.which("npm"), reason="no chromium or no npm on this machine")
+def test_a_reader_plays_the_ring_in_a_page(tmp_path):
+    playing.write(tmp_path / "page")
+    ring = best_answers()["ring"][1].rpartition("check(")[0]
+    _, old, new, said = WRONG["ring"][0]
+    waits = "def ring(rank):\n    return [rank.recv((rank.index + 1) % rank.world_size)]"
+    with served(tmp_path / "page") as address, Browser(tmp_path) as browser:
+        page = browser.page()
+        page.goto(f"{address}/puzzle.html")
+        page.wait("document.body.dataset.ready", timeout_s=240)
+        tries = {None: "not solved yet", ring.replace(old, new): said, waits: "deadlock", ring: "solved"}
+        for k, (program, answer) in enumerate(tries.items(), 1):
+            page.evaluate(f"document.getElementById('program').value = {json.dumps(program)}" if program else "0")
+            page.evaluate("document.getElementById('run').click()")
+            page.wait(f"document.body.dataset.tries == {k}", timeout_s=60)
+            shown = page.evaluate("document.getElementById('said').textContent")
+            assert answer in shown, (program, shown)
+        assert "time 6 s (target 6), memory 5 GB" in shown
+        assert page.evaluate("document.querySelectorAll('#drawing .bar').length") == 24, "6 messages of each of 4 ranks"
+        page.screenshot(tmp_path / "solved.png")
+        hosts = page.evaluate("performance.getEntriesByType('resource').map(entry => new URL(entry.name).host)")
+    assert {f"http://{host}" for host in hosts} == {address}

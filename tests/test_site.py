@@ -50,13 +50,7 @@ def test_every_lesson_and_what_stands_beside_them_is_a_page_and_no_solution_is(s
     for path in [*ROOT.glob("notebooks/[0-9]*.ipynb"), *ROOT.glob("notebooks/appendix/*.ipynb")]:
         page = path.relative_to(ROOT).with_suffix(".html")
         assert (site / page).exists() and f'href="{page}"' in index
-    for page in (
-        "workshop/README",
-        "workshop/blocks/03",
-        "workshop/clinic/README",
-        "workshop/glossary",
-        "launchers/README",
-    ):
+    for page in ("workshop/README", "workshop/blocks/03", "workshop/clinic/README", "workshop/glossary"):
         assert (site / f"{page}.html").exists()
     assert not (site / "workshop/solutions").exists()
 

@@ -36,6 +36,9 @@ html_math_renderer = "mathml"
 html_show_sourcelink = html_show_copyright = html_show_sphinx = False
 
 HERE = Path(__file__).parent
+# What runs in a reader's browser, from a web server; the workflows that publish the site write these pages.
+PLAY = """Two pages run Python in yours: <a href="play/index.html">the planner</a>, and
+<a href="play/puzzle.html">a puzzle</a> in which you program four ranks."""
 
 
 def lesson(path: Path) -> dict[str, str]:
@@ -69,6 +72,7 @@ def fill(app, doc: str, source: list[str]) -> None:
         source[0] = re.sub(r"^\{\{cards (\S+)\}\}$", lambda line: cards(line[1]), source[0], flags=re.M)
         start = repository and repository.replace("https://github.com", "https://codespaces.new")
         source[0] = source[0].replace("{{start}}", f"[Start in a browser]({start}): Codespaces." if start else "")
+        source[0] = source[0].replace("{{play}}", PLAY if repository else "")
 
 
 def ask(app) -> None:

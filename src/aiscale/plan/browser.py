@@ -71,13 +71,14 @@ def write_page(out: Path) -> str:
             if file.suffix in (".py", ".toml"):
                 archive.writestr(str(file.relative_to(here.parents[1])), file.read_bytes())
     shutil.copyfile(here / "page.html", out / "index.html")
-    if not all((out / name).exists() for name in FILES):
-        _fetch_pyodide(out)
+    fetch_pyodide(out)
     return f"{out / 'index.html'}: open it through a web server, such as python -m http.server --directory {out}"
 
 
-def _fetch_pyodide(out: Path) -> None:
-    """Pyodide's files, from npm's package."""
+def fetch_pyodide(out: Path) -> None:
+    """Pyodide's files, from npm's package, if a folder lacks them."""
+    if all((out / name).exists() for name in FILES):
+        return
     if not shutil.which("npm"):
         raise ConfigError(
             f"the page needs Pyodide {PYODIDE}, and there is no npm to fetch it: install npm, or copy "

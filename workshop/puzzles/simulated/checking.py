@@ -15,17 +15,15 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from aiscale.lesson.exercises import card, entry_of, tried
 from aiscale.lesson.grading import Graded
 from aiscale.lesson.progress import save, shell, show
 from simulated.machine import SimulationError
 from simulated.problems import PUZZLES, Case, Puzzle
+from simulated.trial import UNITS, figures_of, measured, missed, run, sizes_of
 from simulated.world import World
 
 SOLUTIONS = Path(__file__).parents[2] / "solutions" / "puzzles.ipynb"
-UNITS = {"time": "s", "memory": "GB", "sent": "GB"}
 _recorded: dict[str, Callable] | None = None  #: while the solutions are read, `check` only notes their answers
 
 
@@ -43,11 +41,11 @@ def check(name: str, program: Callable) -> Graded | None:
         if world is None:
             break
         figures = measured(world)
-        right, missed = not problem, _missed(puzzle, case, figures)
-        problem = problem or missed
+        right = not problem
+        problem = problem or missed(puzzle, case, figures)
         if case.shown or problem:
             _draw(world, case)
-            lines += [_figures(case, figures)] if right else []
+            lines += [figures_of(case, figures)] if right else []
         if problem:
             break
     text = "\n".join([f"{puzzle.title}: {problem or 'solved'}", *lines])
@@ -63,54 +61,6 @@ def check(name: str, program: Callable) -> Graded | None:
 
 
 check.card = card
-
-
-def run(puzzle: Puzzle, case: Case, program: Callable) -> tuple[World | None, str]:
-    """Run one case with new numbers: the world, and what is wrong with the result."""
-    world, verify = puzzle.prepare(np.random.default_rng(), case.ranks, **case.sizes)
-    try:
-        returned = world.run(program, *(case.sizes[size] for size in puzzle.arguments))
-    except NotImplementedError:
-        return None, "not solved yet"
-    except SimulationError as error:
-        return world, f"{error}{_with(case)}"
-    lost = [(source, to, len(left)) for (source, to), left in world.channels.items() if left]
-    if lost:
-        source, to, count = lost[0]
-        many = f"{count} messages" if count > 1 else "a message"
-        return world, f"rank {source} sent rank {to} {many} that it never received{_with(case)}"
-    problem = verify(returned)
-    return world, f"{problem}{_with(case)}" if problem else ""
-
-
-def measured(world: World) -> dict[str, float]:
-    return {"time": round(world.time_s, 6), "memory": round(world.memory_gb, 6), "sent": round(world.sent_gb, 6)}
-
-
-def _missed(puzzle: Puzzle, case: Case, figures: dict[str, float]) -> str:
-    """The targets that a right answer misses, each with its hint."""
-    over = [(what, figures[what]) for what, target in case.targets.items() if figures[what] > target]
-    if not over:
-        return ""
-    said = [f"{what} {value:g} {UNITS[what]} instead of {case.targets[what]:g} {UNITS[what]}" for what, value in over]
-    hints = [puzzle.hints.get(miss, puzzle.hints.get((miss[0], None), "")) for miss in over]
-    where = "" if case is puzzle.cases[0] else _with(case, always=True)
-    return f"the result is right, but {' and '.join(said)}{where}. {' '.join(filter(None, hints))}".rstrip()
-
-
-def _figures(case: Case, figures: dict[str, float]) -> str:
-    parts = [f"{what} {figures[what]:g} {UNITS[what]} (target {target:g})" for what, target in case.targets.items()]
-    return f"  {_sizes(case)}: {', '.join(parts) or 'right'}"
-
-
-def _sizes(case: Case) -> str:
-    words = {"ranks": case.ranks, **{"micro-batches" if k == "micro" else k: n for k, n in case.sizes.items()}}
-    return ", ".join(f"{n} {word.removesuffix('s') if n == 1 else word}" for word, n in words.items())
-
-
-def _with(case: Case, always: bool = False) -> str:
-    """Where it happened, if not in the case that the participant knows."""
-    return f" (with {_sizes(case)})" if always or not case.shown else ""
 
 
 def _draw(world: World, case: Case) -> None:
@@ -154,7 +104,7 @@ def _beside(puzzle: Puzzle, best: tuple[Callable, str] | None) -> str:
     case = next(case for case in reversed(puzzle.cases) if case.shown)
     figures = measured(run(puzzle, case, best[0])[0])
     said = ", ".join(f"{what} {figures[what]:g} {UNITS[what]}" for what in case.targets)
-    return f"\n  our answer, {_sizes(case)}: {said}"
+    return f"\n  our answer, {sizes_of(case)}: {said}"
 
 
 def _page(text: str, best: tuple[Callable, str] | None) -> str:

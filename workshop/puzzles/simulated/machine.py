@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import threading
 import traceback
@@ -10,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from aiscale.cost import Event
 from aiscale.lesson import LessonError
+
+with contextlib.suppress(ImportError):  # a web page has none
+    import numpy as np
 
 
 class SimulationError(LessonError):

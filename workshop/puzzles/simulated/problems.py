@@ -7,96 +7,15 @@ are held to those of torch, on one process.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
+from simulated.chunks import CHUNKS, Case, Prepared, Puzzle, broadcast
 from simulated.machine import Costs
 from simulated.ranks import Rank
 from simulated.world import World
 
 WIDTH = 4
-Prepared = tuple[World, Callable[[list], str]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One size of a puzzle. Without targets, only the answer's correctness is asked."""
-
-    ranks: int
-    sizes: dict[str, int] = field(default_factory=dict)
-    targets: dict[str, float] = field(default_factory=dict)  #: time, memory, sent: at most
-    shown: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class Puzzle:
-    title: str
-    prepare: Callable[..., Prepared]
-    cases: tuple[Case, ...]
-    minutes: int = 15
-    arguments: tuple[str, ...] = ()  #: sizes that the program is called with
-    hints: dict[tuple[str, float | None], str] = field(default_factory=dict)  #: by figure and value; None: any other
-
-
-# chunks --------------------------------------------------------------------------------------------------------------
-
-
-def broadcast(rng: np.random.Generator, ranks: int, chunks: int) -> Prepared:
-    world = World(ranks, Costs(link_s_per_gb=1))
-    data = rng.normal(size=(chunks, 1))
-    world.ranks[0].inputs = [world.ranks[0].give(f"chunk {i}", "other", 1.0, d) for i, d in enumerate(data)]
-
-    def verify(returned: list) -> str:
-        for rank, values in zip(world.ranks, returned, strict=True):
-            problem = _list_problem(rank, values, chunks)
-            if problem:
-                return problem
-            got = [value.data for value in values]
-            if not np.array_equal(got, data):
-                return f"rank {rank.index} returns the chunks in another order, or one twice"
-        return ""
-
-    return world, verify
-
-
-def ring(rng: np.random.Generator, ranks: int) -> Prepared:
-    """Chunk c of rank r is a vector with one number, at place r: a sum shows which ranks are in it, and how often."""
-    world = World(ranks, Costs(link_s_per_gb=1))
-    parts = rng.uniform(1, 2, size=(ranks, ranks))
-    for rank, row in zip(world.ranks, parts, strict=True):
-        vectors = [part * np.eye(ranks)[rank.index] for part in row]
-        rank.inputs = [rank.give(f"chunk {c}", "other", 1.0, v) for c, v in enumerate(vectors)]
-
-    def verify(returned: list) -> str:
-        for rank, values in zip(world.ranks, returned, strict=True):
-            problem = _list_problem(rank, values, ranks)
-            if problem:
-                return problem
-            for c, value in enumerate(values):
-                times = value.data / parts[:, c]
-                if np.allclose(times, times[0]) and not np.allclose(times, 1) and times[0]:
-                    return f"chunk {c} on rank {rank.index} is {times[0]:.3g} times the sum"
-                if not np.allclose(times, np.round(times)):
-                    return f"chunk {c} on rank {rank.index} is made of other chunks: is an index off by one?"
-                lacks = [str(r) for r in range(ranks) if times[r] < 0.5]
-                twice = [str(r) for r in range(ranks) if times[r] > 1.5]
-                if lacks or twice:
-                    said = [f"lacks rank {', '.join(lacks)}"] if lacks else []
-                    said += [f"holds rank {', '.join(twice)} more than once"] if twice else []
-                    return f"chunk {c} on rank {rank.index} {' and '.join(said)}"
-        return ""
-
-    return world, verify
-
-
-def _list_problem(rank: Rank, values: object, n: int) -> str:
-    if not isinstance(values, list | tuple) or len(values) != n or any(v is None for v in values):
-        return f"rank {rank.index} returns {values!r}: it must be a list of {n} chunks"
-    for c, value in enumerate(values):
-        if value.rank is not rank or value.gone:
-            return f"rank {rank.index} returns a chunk {c} that it does not hold: {value.name}, {value.gone or 'sent?'}"
-    return ""
 
 
 # training ------------------------------------------------------------------------------------------------------------
@@ -318,37 +237,7 @@ def tensor_parallel(rng: np.random.Generator, ranks: int) -> Prepared:
 
 
 PUZZLES = {
-    "broadcast": Puzzle(
-        title="Broadcast",
-        prepare=broadcast,
-        arguments=("chunks",),
-        cases=(
-            Case(ranks=8, sizes={"chunks": 1}, targets={"time": 3}),
-            Case(ranks=8, sizes={"chunks": 8}, targets={"time": 14}),
-            Case(ranks=5, sizes={"chunks": 6}, shown=False),
-        ),
-        hints={
-            ("time", 7): "Rank 0 sends all messages, or each rank waits for the one before: who could send at 1 s?",
-            ("time", 24): "All chunks go down a tree, round by round. What does a rank do while it waits?",
-            ("time", None): "Which ranks have something to send, and do not?",
-        },
-    ),
-    "ring": Puzzle(
-        title="Ring all-reduce",
-        prepare=ring,
-        cases=(
-            Case(ranks=4, targets={"time": 6, "memory": 5, "sent": 6}),
-            Case(ranks=3, targets={"time": 4, "memory": 4, "sent": 4}, shown=False),
-            Case(ranks=5, targets={"time": 8, "memory": 6, "sent": 8}, shown=False),
-        ),
-        hints={
-            ("time", 12): "Each rank sends every chunk to every other: need each of them make every sum?",
-            ("time", 24): "One rank receives everything: messages arrive there one after another.",
-            ("time", None): "In each second every rank can send a chunk and receive one.",
-            ("memory", None): "Chunks that have been added or replaced are still held.",
-            ("sent", None): "Some chunks are sent more often than they need be.",
-        },
-    ),
+    **CHUNKS,
     "ddp": Puzzle(
         title="DDP with gradient accumulation",
         minutes=10,
@@ -456,6 +345,7 @@ PUZZLES = {
     "broadcast-again": Puzzle(
         title="Broadcast again",
         minutes=30,
+        plain=True,
         prepare=broadcast,
         arguments=("chunks",),
         cases=(
