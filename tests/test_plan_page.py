@@ -62,8 +62,5 @@ def _shown(page) -> tuple[list[str], dict]:
 
 def _slide(name: str, steps: int) -> str:
     """JavaScript that moves a slider to its `steps`-th value, as a person would."""
-    return (
-        f"(slider => {{ slider.value = {steps}; "
-        "slider.dispatchEvent(new Event('input', {bubbles: true})) })"
-        f"(document.getElementById('{name}'))"
-    )
+    slider = f"document.getElementById('{name}')"
+    return f"{slider}.value = {steps}; {slider}.dispatchEvent(new Event('input', {{bubbles: true}}))"

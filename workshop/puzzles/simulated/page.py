@@ -25,7 +25,7 @@ FILES = ("chunks", "machine", "page", "ranks", "trial", "world")
 
 
 def attempt(name: str, source: str) -> str:
-    """JSON of what a program did: `text`, `solved`, and `ranks` and `messages` of its first wrong case, or its first."""
+    """JSON of what a program did: `text`, `solved`, `ranks` and `messages` of its first wrong case, or its first."""
     lines, names, drawn, problem = [], {}, None, ""
     linecache.cache["program"] = (len(source), None, source.splitlines(keepends=True), "program")
     try:
