@@ -88,9 +88,6 @@ def test_the_participants_notebook_is_the_solutions_without_the_answers():
         assert passages and not any(passage in notebook for passage in passages), f"{name}: its solution can be read"
 
 
-# the simulation ------------------------------------------------------------------------------------------------------
-
-
 def simulated(name: str, program: Callable, ranks: int, **sizes: int) -> World:
     world, verify = PUZZLES[name].prepare(np.random.default_rng(0), ranks, **sizes)
     assert verify(world.run(program)) == ""

@@ -82,9 +82,6 @@ def test_a_reader_guesses_in_the_page_before_it_shows_what_was_measured(site, tm
         assert "not rank 0" in page.text() and "1 of 2 right or close" in page.text()
 
 
-# a class -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory):
     """The archive of a class with a site, a deck and a wheel."""

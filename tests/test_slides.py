@@ -91,10 +91,9 @@ def test_a_deck_names_only_what_is_there_and_takes_about_a_minute_a_slide(deck):
     assert all("\nNote: " in text for text in deck.texts)
 
 
+@pytest.mark.skipif(not find_browser(), reason="no chromium on this machine")
 def test_the_small_deck_prints_a_page_for_each_slide_and_fetches_nothing(tmp_path):
     html = small(tmp_path).build(tmp_path)
-    if not find_browser():
-        pytest.skip("no Chromium on this machine")
     assert pages(printed(html)) == 3
 
 
@@ -111,10 +110,9 @@ def pages(pdf: Path) -> int:
 
 
 @pytest.mark.extended
+@pytest.mark.skipif(not find_browser(), reason="no chromium on this machine")
 def test_no_deck_overflows_or_fetches_and_pdfs_are_complete(tmp_path):
     """Frames stand for the figures of notebooks: those keep to their boxes, whatever they show."""
-    if not find_browser():
-        pytest.skip("no Chromium on this machine")
     made = [deck.build(tmp_path, as_is=True) for deck in DECKS]
     too_long = small(tmp_path, SMALL + "- a line\n" * 14).build(tmp_path)
     found = {}
