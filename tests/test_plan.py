@@ -20,7 +20,7 @@ from aiscale.machines import find_machine
 from aiscale.plan import rows
 from aiscale.plan.answer import plan
 from aiscale.plan.command import SHAPES
-from aiscale.plan.constants import CONSTANTS
+from aiscale.plan.constants import CONSTANTS, SCOREBOARD
 from aiscale.plan.hardware import platform_of
 from aiscale.plan.layout import Layout, Shape, Software, layout_of
 from aiscale.plan.memory import capacity_bytes, needed_bytes, one_stage, stage_memory, stage_parameters
@@ -251,19 +251,16 @@ def test_the_planner_needs_neither_torch_nor_numpy():
 
 
 PLANNER = Path(__file__).parents[1] / "benchmarks/planner"
-VTRAIN = PLANNER.parents[2] / "shared/published/vtrain_dgx_a100.csv"  # beside the repository, where it is at hand
 
-if VTRAIN.exists():
 
-    def test_small_models_of_another_program_on_one_node_are_predicted_within_a_fifth():
-        """Two constants, of the host, come from these 720 rows."""
-        off = {}
-        with VTRAIN.open(newline="") as file:
-            for row in csv.DictReader(file):
-                answer, measured = rows.read(row).to_dict(), float(row["measured_tokens_per_s_per_gpu"])
-                off.setdefault(row["tp"], []).append(abs(measured / answer["tokens_per_s_per_gpu"] - 1))
-        assert len(off) == 4 and all(median(values) < 0.21 for values in off.values())
-        assert median([value for values in off.values() for value in values]) < 0.12
+def test_readme_and_planner_say_of_the_errors_what_the_stored_scoreboard_says():
+    stored = published.measured("planner")
+    medians = {name: [row["step_median_pct"] for row in stored[name][:-1]] for name in ("left_out", "program_left_out")}
+    for line, values in zip(stored["lines"], medians.values(), strict=False):
+        assert f"step time {median(values):.1f} % off" in line and f"({min(values):.1f} to {max(values):.1f} %)" in line
+    assert len(medians["left_out"]) == 14 and SCOREBOARD["lines"] == stored["lines"]
+    shown = "\n".join(f"- {line}" for line in stored["lines"])
+    assert shown in (PLANNER.parents[1] / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.extended
@@ -272,7 +269,7 @@ def test_the_scoreboard_from_a_clean_clone_is_the_stored_one():
     done = subprocess.run([sys.executable, PLANNER / "scoreboard.py", "--json"], capture_output=True, check=True)
     again, stored = json.loads(done.stdout), published.measured("planner")
     assert again["court"] == stored["court"] and again["about"] == stored["about"]
-    for board in ("left_out", "one_model_left_out", "fitted_on_all"):
+    for board in ("left_out", "program_left_out", "one_model_left_out", "fitted_on_all"):
         for row, was in zip(again[board], stored[board], strict=True):
             assert row == pytest.approx(was, abs=0.1), (board, was["source"])
     for source, columns in stored["points"].items():

@@ -1,14 +1,14 @@
 """Fits the planner's constants to the published runs, on all sources and with each of them left out.
 
-    python benchmarks/planner/fit.py     # sixteen fits in two minutes; writes constants.toml and left_out.json
+    python benchmarks/planner/fit.py     # eighteen fits in six minutes; writes constants.toml and left_out.json
 
-Then `scoreboard.py --json` says what it changed. A coordinate search over the constants that have a range, each from
+Then `scoreboard.py --store` says what it changed. A coordinate search over the constants that have a range, each from
 its prior: the same values on every machine and at every run, which `tests/test_plan.py` checks. scipy's Powell ends
 within 1 % of the same loss, in eight times the time.
 
 A source counts as the root of its rows, 100 at most, so the large sweep does not drown the others; of a long table a
 fixed part of the rows is used. A charge for the distance from the prior keeps a constant there if few rows depend on
-it, but for the host's launches, which one source alone shows. An error beyond CAP counts as CAP: a stall does not pull.
+it, but for those that one source alone shows. An error beyond CAP counts as CAP: a stall does not pull.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Iterable
 from multiprocessing import Pool
 from types import SimpleNamespace
 
-from runs import SOURCES, Run, runs
-from scoreboard import HALVES, LEFT_OUT, STALL, step_s
+from runs import MEGATRON, SOURCES, Run, runs
+from scoreboard import FAMILY, HALVES, LEFT_OUT, STALL, step_s
 
 from aiscale.plan.constants import FILE, TABLE, constants
 from aiscale.plan.memory import capacity_bytes, needed_bytes, peak_bytes
@@ -35,6 +35,7 @@ MEMORY = (
     "allocator", "base_bytes", "smi_cache",
 )  # fmt: skip
 TIME = tuple(name for name in FITTED if name not in MEMORY)
+FREE = ("launch_node_s", "launch_peer_s")  #: without a charge: one source alone shows them
 
 
 def rows_of(sources: Iterable[str], without: str = "") -> dict[str, list[list[Run]]]:
@@ -78,7 +79,7 @@ def loss(rows: list[list[Run]], c: SimpleNamespace, what: str) -> float:
     error = _time_error if what == "time" else _memory_error
     weights = [len(part) ** 0.5 for part in rows]
     means = [sum(error(run, c) for run in part) / len(part) for part in rows]
-    charged = MEMORY if what == "memory" else (name for name in TIME if not name.startswith("launch"))
+    charged = MEMORY if what == "memory" else (name for name in TIME if name not in FREE)
     charge = sum(_distance(name, getattr(c, name)) ** 2 for name in charged)
     return sum(map(float.__mul__, weights, means)) / max(1.0, sum(weights)) + CHARGE * charge
 
@@ -100,11 +101,12 @@ def _distance(name: str, value: float) -> float:
     return (value - row["prior"]) / (row["range"][1] - row["range"][0])
 
 
-def fit_without(source: str) -> dict[str, float]:
-    """Without a source or half of the sweep; "" leaves out nothing."""
-    if source in HALVES:
-        return fit(rows_of(SOURCES, without=HALVES[source]))
-    return fit(rows_of(other for other in SOURCES if other != source))
+def fit_without(part: str) -> dict[str, float]:
+    """Without a source, Megatron's family or half of the sweep; "" leaves out nothing."""
+    if part in HALVES:
+        return fit(rows_of(SOURCES, without=HALVES[part]))
+    out = MEGATRON if part == FAMILY else (part,)
+    return fit(rows_of(source for source in SOURCES if source not in out))
 
 
 def written(values: dict[str, float]) -> str:
@@ -117,7 +119,7 @@ def written(values: dict[str, float]) -> str:
 
 
 def main() -> None:
-    parts = ["", *SOURCES, *HALVES]
+    parts = ["", *SOURCES, FAMILY, *HALVES]
     with Pool() as pool:
         whole, *others = pool.map(fit_without, parts, chunksize=1)
     FILE.write_text(written(whole), encoding="utf-8")

@@ -203,6 +203,18 @@ def _radius(row: dict, index: int) -> Run | None:
     )
 
 
+def _vtrain(row: dict, index: int) -> Run:
+    """A Megatron-like program on one DGX A100: small models, so that mostly the host sets the pace."""
+    return Run(
+        id=row["id"],
+        shape=_shape(row, tied=row["pp"] == 1),
+        layout=_layout(row, software=MEGATRON_2021, recompute="full", precision="fp16"),
+        platform=node("a100-sxm4-80gb", 800.0),
+        step_s=row["global_batch"] * row["seq"] / (row["measured_tokens_per_s_per_gpu"] * row["gpus"]),
+        model=f"{row['layers']} layers, {row['gpus']} GPUs, batch {row['global_batch']}",
+    )
+
+
 # Other programs ------------------------------------------------------------------------------------------------------
 
 
@@ -334,7 +346,14 @@ SOURCES: dict[str, Callable[[dict, int], Run | list[Run] | None]] = {
     "korthikanti_table5": _korthikanti,
     "nanogpt_llmc": _nanogpt,
     "radius_perlmutter": _radius,
+    "vtrain_dgx_a100": _vtrain,
 }
+#: Megatron-LM and its descendants: one program. Every other source is the only one of its program.
+MEGATRON = (
+    "megatron_sc21_table1", "megatron_sc21_table2_zero3", "megatron_core_h100_weak_scaling", "korthikanti_table5",
+    "radius_perlmutter", "vtrain_dgx_a100", "bloom_176b_topology_sweep", "bigscience_1b3_v100_sweep",
+    "forge_frontier_throughput",
+)  # fmt: skip
 
 
 @lru_cache(maxsize=32)

@@ -1,13 +1,11 @@
-"""How far `aiscale plan` is from two thousand published runs: step time, memory, what fits, which layout is faster.
+"""How far `aiscale plan` is from published runs: step time, memory, what fits, which layout is faster.
 
-    python benchmarks/planner/scoreboard.py            # three tables, in five seconds
-    python benchmarks/planner/scoreboard.py --json > src/aiscale/published/measured/planner.json
+    python benchmarks/planner/scoreboard.py            # four tables, in ten seconds
+    python benchmarks/planner/scoreboard.py --store    # into planner.json of the package, the planner, and the README
 
-The second adds every point and the runs of the memory court, and stores them for lesson 11.
-
-The first table predicts each source (a published table, see `runs`) with constants that were fitted without it, the
-second each model of the large sweep with constants that were fitted without that model, the third all of them with
-the constants of the package.
+Each source (a published table, see `runs`) is predicted with constants that were fitted without it; then with constants
+that were fitted without any run of its program; each model of the large sweep without that model; then all of them with
+the constants of the package. Under each table stands the median over sources: one sweep has most of the runs.
 
 A *stall* is a run measured at over 2.5 times what the package's constants predict: in nanotron's sweep a fifth of the
 runs, mostly pipelines, waits about a second a micro-batch whatever the work, and exact repeats differ by up to 400 %.
@@ -19,15 +17,17 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from statistics import fmean, median
 from types import SimpleNamespace
 
-from runs import SOURCES, Run, runs
+from runs import MEGATRON, SOURCES, Run, runs
 from scipy.stats import spearmanr
 
+from aiscale import published
 from aiscale.config import ConfigError
 from aiscale.plan.answer import predict
 from aiscale.plan.constants import CONSTANTS, constants
@@ -37,7 +37,21 @@ from aiscale.plan.step import step_seconds
 LEFT_OUT = Path(__file__).parent / "left_out.json"  #: {what was left out: the constants fitted without it}
 #: The two models of the large sweep, to leave out one and keep the other: no other source has a host-bound pipeline.
 HALVES = {"nanotron_sweep 1B": "16 layers", "nanotron_sweep 8B": "32 layers"}
+FAMILY = "Megatron-LM and its descendants"  #: the name in left_out.json of the fit without any of them
+OVERALL = "median over sources"
 STALL = 2.5
+COUNTS = ("runs", "timed", "stalls", "memory_runs")
+FAR_PCT = 18
+README = Path(__file__).parents[2] / "README.md"
+MARKS = ("<!-- scoreboard -->", "<!-- end of scoreboard -->")
+STORED = Path(published.__file__).parent / "measured" / "planner.json"
+FOR_PLAN = Path(published.__file__).parents[1] / "plan" / "scoreboard.toml"
+TITLES = (
+    "constants fitted without the source that they predict",
+    "constants fitted without any run of the program that they predict",
+    "one model of the large sweep left out, the other kept",
+    "constants of the package, fitted on all sources",
+)
 LEAST_RANKED = 5  #: layouts of one model that are worth ranking
 NOTE = (
     "step, memory: median and mean |predicted / measured - 1| in %; stalls: runs over 2.5 times what the package's\n"
@@ -65,24 +79,31 @@ class Score:
     rank_correlation: float | None  #: Spearman's, of the layouts of one model, mean over models
 
 
-def blind(source: str) -> SimpleNamespace:
-    """The constants fitted without this source, or half of the sweep."""
-    return constants(**json.loads(LEFT_OUT.read_text())[source])
+@lru_cache
+def blind(part: str) -> SimpleNamespace:
+    """The constants fitted without this source, without Megatron's family, or without half of the sweep."""
+    return constants(**json.loads(LEFT_OUT.read_text())[part])
 
 
-def scoreboard(left_out: bool = True) -> list[Score]:
-    """One row a source, then those pooled over the runs of all sources but the large sweep, and of all."""
-    parts = {source: _errors(runs(source), blind(source) if left_out else CONSTANTS) for source in SOURCES}
-    rows = [_score(source, [errors]) for source, errors in parts.items()]
-    others = [errors for source, errors in parts.items() if source != "nanotron_sweep"]
-    return [*rows, _score("all but nanotron's sweep", others), _score("overall", list(parts.values()))]
+def without_program(source: str) -> SimpleNamespace:
+    """The constants fitted without any run of the program that ran this source."""
+    return blind(FAMILY if source in MEGATRON else source)
+
+
+def scoreboard(fitted: Callable[[str], SimpleNamespace]) -> list[Score]:
+    """One row a source, predicted by the constants that `fitted` returns for it, and their medians."""
+    rows = [_score(source, _errors(runs(source), fitted(source))) for source in SOURCES]
+    whole = {"source": OVERALL} | {name: sum(getattr(row, name) for row in rows) for name in COUNTS}
+    for name in (f.name for f in fields(Score) if f.name not in whole):
+        whole[name] = round(median(value for row in rows if (value := getattr(row, name)) is not None), 3)
+    return [*rows, Score(**whole)]
 
 
 def halves() -> list[Score]:
     """Each model of the large sweep, predicted by constants that saw the other model and all other sources."""
     sweep = runs("nanotron_sweep")
     chosen = {half: [run for run in sweep if run.model.startswith(model)] for half, model in HALVES.items()}
-    return [_score(half, [_errors(rows, blind(half))]) for half, rows in chosen.items()]
+    return [_score(half, _errors(rows, blind(half))) for half, rows in chosen.items()]
 
 
 def _errors(chosen: Iterable[Run], c: SimpleNamespace) -> dict[str, list]:
@@ -92,8 +113,7 @@ def _errors(chosen: Iterable[Run], c: SimpleNamespace) -> dict[str, list]:
     for run in chosen:
         errors["ran" if run.ran else "crashed"].append(would_run(run, c))
         if run.memory_bytes:
-            predicted = peak_bytes(run.shape, run.layout, c, 0 if run.first_stage else None)
-            errors["memory"].append(abs(predicted / run.memory_bytes - 1))
+            errors["memory"].append(abs(memory_bytes(run, c) / run.memory_bytes - 1))
         if run.step_s:
             predicted = step_s(run, c)
             errors["all steps"].append(abs(predicted / run.step_s - 1))
@@ -118,19 +138,20 @@ def step_s(run: Run, c: SimpleNamespace) -> float:
     return step_seconds(run.shape, run.layout, run.platform, c).total_s
 
 
+def memory_bytes(run: Run, c: SimpleNamespace) -> float:
+    return peak_bytes(run.shape, run.layout, c, 0 if run.first_stage else None)
+
+
 def is_stall(run: Run) -> bool:
     return bool(run.step_s) and run.step_s > STALL * step_s(run, CONSTANTS)
 
 
-def _score(source: str, parts: list[dict[str, list]]) -> Score:
-    def joined(name: str) -> list:
-        return [value for part in parts for value in part[name]]
-
+def _score(source: str, errors: dict[str, list]) -> Score:
     def percent(values: list, middle) -> float | None:
         return round(100 * middle(values), 1) if values else None
 
-    step, every, memory, ranks = (joined(name) for name in ("step", "all steps", "memory", "ranks"))
-    ran, crashed = joined("ran"), joined("crashed")
+    step, every, memory, ranks = (errors[name] for name in ("step", "all steps", "memory", "ranks"))
+    ran, crashed = errors["ran"], errors["crashed"]
     return Score(
         source=source,
         runs=len(ran) + len(crashed),
@@ -206,18 +227,90 @@ def written(result: dict) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
+def bands() -> dict[str, dict[str, list[float]]]:
+    """Measured over predicted: 8 of 10 runs lie between, each table weighing the same, stalls left out. Seen: others of
+    the program were fitted, and none of the table."""
+    seen = [(runs(source), blind(source)) for source in MEGATRON]
+    seen += [([run for run in runs("nanotron_sweep") if run.model.startswith(m)], blind(h)) for h, m in HALVES.items()]
+    unseen = [(runs(source), without_program(source)) for source in SOURCES]
+    return {"seen": _bands(seen), "unseen": _bands(unseen)}
+
+
+def _bands(parts: list[tuple[Iterable[Run], SimpleNamespace]]) -> dict[str, list[float]]:
+    ratios: dict[str, list[list[float]]] = defaultdict(list)
+    for chosen, c in parts:
+        mine: dict[str, list[float]] = {"one_node": [], "many_nodes": [], "memory": []}
+        for run in chosen:
+            if run.step_s and not is_stall(run):
+                nodes = "one_node" if run.layout.gpus <= run.platform.gpus_per_node else "many_nodes"
+                mine[nodes].append(run.step_s / step_s(run, c))
+            if run.memory_bytes:
+                mine["memory"].append(run.memory_bytes / memory_bytes(run, c))
+        for name in filter(mine.get, mine):
+            ratios[name].append(mine[name])
+    return {name: [_share(tables, 0.1), _share(tables, 0.9)] for name, tables in ratios.items()}
+
+
+def _share(tables: list[list[float]], share: float) -> float:
+    """The value below which this share of the entries lies, each table weighing the same."""
+    weighed, passed = sorted((value, 1 / len(table) / len(tables)) for table in tables for value in table), 0.0
+    for value, weight in weighed:
+        passed += weight
+        if passed >= share:
+            return round(value, 3)
+    return round(weighed[-1][0], 3)
+
+
+def lines(boards: dict[str, list[Score]]) -> list[str]:
+    """What README, lesson 11 and the planner's page say of the errors."""
+    said = []
+    for board, unseen in (("left_out", "its own table"), ("program_left_out", "any run of its program")):
+        *rows, whole = boards[board]
+        steps = sorted(row.step_median_pct for row in rows)
+        memory = sorted(row.memory_median_pct for row in rows if row.memory_runs)
+        said.append(
+            f"Each table predicted without {unseen}: step time {whole.step_median_pct:.1f} % off in the median of "
+            f"{len(steps)} tables ({steps[0]:.1f} to {steps[-1]:.1f} %), memory {whole.memory_median_pct:.1f} % in "
+            f"that of {len(memory)} ({memory[0]:.1f} to {memory[-1]:.1f} %)."
+        )
+    far = [row for row in boards["left_out"][:-1] if row.step_median_pct > FAR_PCT]
+    far.sort(key=lambda row: -row.step_median_pct)
+    named = ", ".join(f"{row.source} {row.step_median_pct:.1f} %" for row in far)
+    return [*said, f"Without their own table these are more than {FAR_PCT} % off: {named or 'none'}."]
+
+
+def _toml(said: list[str], ranges: dict[str, dict[str, list[float]]]) -> str:
+    text = "# Written by `python benchmarks/planner/scoreboard.py --store`.\nlines = [\n"
+    text += "".join(f"    {json.dumps(line)},\n" for line in said) + "]\n\n"
+    text += "# Measured over predicted: 8 of 10 published runs lie between, each table weighing the same.\n[bands]\n"
+    for program, rows in ranges.items():
+        text += f"{program} = {{ {', '.join(f'{name} = {values}' for name, values in rows.items())} }}\n"
+    return text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print JSON, with the points and the court of lesson 11")
-    boards = {"left_out": scoreboard(), "one_model_left_out": halves(), "fitted_on_all": scoreboard(left_out=False)}
-    if parser.parse_args().json:
-        result = {"about": {"command": "python benchmarks/planner/scoreboard.py --json"}}
-        result |= {name: [asdict(row) for row in rows] for name, rows in boards.items()}
-        print(written(result | {"points": {source: points(source) for source in SOURCES}, "court": court()}), end="")
+    parser.add_argument("--store", action="store_true", help="write that JSON, and its lines where they are shown")
+    boards = {"left_out": scoreboard(blind), "program_left_out": scoreboard(without_program)}
+    boards |= {"one_model_left_out": halves(), "fitted_on_all": scoreboard(lambda source: CONSTANTS)}
+    args = parser.parse_args()
+    if not (args.json or args.store):
+        for title, rows in zip(TITLES, boards.values(), strict=True):
+            print(f"{title}\n{table(rows)}\n")
+        print("\n".join([*lines(boards), "", NOTE]))
         return
-    print("constants fitted without the source that they predict\n" + table(boards["left_out"]))
-    print("\none model of the large sweep left out, the other kept\n" + table(boards["one_model_left_out"]))
-    print("\nconstants of the package, fitted on all sources\n" + table(boards["fitted_on_all"]) + f"\n\n{NOTE}")
+    result = {"about": {"command": "python benchmarks/planner/scoreboard.py --store"}, "lines": lines(boards)}
+    result |= {name: [asdict(row) for row in rows] for name, rows in boards.items()}
+    text = written(result | {"points": {source: points(source) for source in SOURCES}, "court": court()})
+    if args.json:
+        print(text, end="")
+    if args.store:
+        STORED.write_text(text, encoding="utf-8")
+        FOR_PLAN.write_text(_toml(result["lines"], bands()), encoding="utf-8")
+        start, _, rest = README.read_text(encoding="utf-8").partition(MARKS[0])
+        shown = "\n".join(f"- {line}" for line in result["lines"])
+        README.write_text(f"{start}{MARKS[0]}\n{shown}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pathlib import Path
 from aiscale.config import ConfigError, require_writable
 from aiscale.machines import MACHINES
 from aiscale.plan import command
+from aiscale.plan.constants import SCOREBOARD
 from aiscale.recipes import RECIPES
 
 PYODIDE = "314.0.7"  #: Python 3.14
@@ -26,7 +27,7 @@ ROOMS = ("config", "recipes", "machines", "cost", "plan")
 
 
 def choices() -> str:
-    """JSON of the models and machines that can be planned."""
+    """JSON of the models and machines that can be planned, and of what the scoreboard says."""
     models = {}
     for name in (*command.SHAPES, *RECIPES):
         with contextlib.suppress(ConfigError):
@@ -37,7 +38,7 @@ def choices() -> str:
     for name, machine in MACHINES.items():
         node = machine.node
         machines[name] = {"nodes": machine.nodes or 1024, "devices": node.devices, "accelerator": node.accelerator.name}
-    return json.dumps({"models": models, "machines": machines})
+    return json.dumps({"models": models, "machines": machines, "scoreboard": SCOREBOARD["lines"]})
 
 
 def ask(*argv: str) -> str:

@@ -1,4 +1,7 @@
-"""The planner's constants, of constants.toml; `python benchmarks/planner/fit.py` fits those that have a range."""
+"""The planner's constants, of constants.toml; `python benchmarks/planner/fit.py` fits those that have a range.
+
+SCOREBOARD: how far predictions are from published runs, as lines, and as the bands of answers.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from types import SimpleNamespace
 
 FILE = resources.files("aiscale.plan") / "constants.toml"
 TABLE = tomllib.loads(FILE.read_text(encoding="utf-8"))
+SCOREBOARD = tomllib.loads((resources.files("aiscale.plan") / "scoreboard.toml").read_text(encoding="utf-8"))
 DEVICES: dict[str, dict] = TABLE["devices"]
 
 

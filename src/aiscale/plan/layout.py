@@ -31,7 +31,7 @@ class Software:
     tp_overlap: str = "async"  #: tensor-parallel exchange beside products: none; async; backward: beside the weights'
     #: gradients, as Megatron since 2022; pipelined: in pieces
     gather_overlap: bool = False  #: a sharded optimizer's weights return during the next forward pass
-    slow_host: bool = False  #: twice the host's time a layer, and tensor-parallel peers launched one by one: nanotron
+    slow_host: bool = False  #: twice the host's time a layer, in pipelines more by tensor-parallel peers: nanotron
     fp32_gradients: bool = True  #: gradients are accumulated and exchanged in 4 bytes
     fused_gradients: bool = False  #: products add to these at once, as Megatron's: none in 2 bytes stand beside them
     fused_optimizer: bool = False
