@@ -9,7 +9,8 @@ from aiscale.machines import find_machine
 from aiscale.plan.answer import Answer, plan
 from aiscale.plan.constants import constants
 from aiscale.plan.hardware import platform_of
-from aiscale.plan.layout import Layout, Software, shape_of
+from aiscale.plan.layout import PROGRAMS, Layout, Shape, Software, shape_of
+from aiscale.plan.memory import layer_bytes
 from aiscale.plan.step import seconds
 from aiscale.verify.bytes import ByteCase
 from ranks import forked
@@ -17,11 +18,8 @@ from ranks import forked
 RANKS = 1024
 FSDP, DDP, MEGATRON = (f"parallel.strategy={name}" for name in ("fsdp", "ddp", "megatron"))
 TP8, BF16, ZERO1 = "parallel.tp=8", "loop.precision=bf16", "parallel.distributed_optimizer=true"
-SMALL = (
-    "model.n_layer=2",
-    "model.n_head=8",
-    "model.d_model=64",
-)  # its tensors have 16 to 256 rows: some ranks hold no row of some
+#: Its tensors have 16 to 256 rows: some ranks hold no row of some.
+SMALL = ("model.n_layer=2", "model.n_head=8", "model.d_model=64")
 
 
 def counted(jobs: list[list]) -> list[list[list[dict]]]:
@@ -126,3 +124,35 @@ def test_the_planner_sums_activations_and_gradients_as_often_and_as_much_as_mega
     assert answer.step.parts["gradients and weights"] == pytest.approx(exchange_s, rel=1e-2)
     for ours, its in STATES.items():  # norms are on every tensor-parallel rank, buckets are padded
         assert answer.stages[0][its] == pytest.approx(whole[ours][1], rel=1e-2), ours
+
+
+KEPT = """
+import torch
+from aiscale.distributed.fake import fake_world
+from aiscale.parallel import preload
+preload("megatron")
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.fusions.fused_bias_swiglu import SwiGLUFunction
+
+def kept(call, *tensors):
+    sizes = {}
+    pack = lambda tensor: sizes.update({tensor.untyped_storage().data_ptr(): tensor.nbytes}) or tensor
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        return call(*tensors) is not None and sum(sizes.values())
+
+with fake_world(2, rank=0, memory=True):
+    parallel_state.initialize_model_parallel(2, create_gloo_process_groups=False)
+    logits, up = (torch.ones(64, n, 4096, dtype=torch.bfloat16, requires_grad=True) for n in (1, 2))
+    loss = kept(tensor_parallel.vocab_parallel_cross_entropy, logits, torch.zeros(64, 1, dtype=torch.long))
+    print(logits.nbytes + loss, kept(lambda x: SwiGLUFunction.apply(x, False, False).square(), up.view(64, -1)))
+"""
+
+
+@pytest.mark.extended
+def test_megatrons_loss_and_swiglu_keep_the_bytes_that_its_program_is_planned_with():
+    done, c = forked(["-c", KEPT], timeout=120), constants()
+    loss, swiglu = (int(nbytes) / (64 * 4096) for nbytes in done.stdout.split()[-2:])
+    assert loss == pytest.approx(10 * c.loss_in_place, rel=1e-2), done.stderr  # 10 are counted without it
+    shape = Shape(layers=1, hidden=64, heads=1, ffn=4096, gated=True, vocab=64, seq=64)
+    plain, fused = (layer_bytes(shape, Layout(software=s), 1, c) for s in (Software(), PROGRAMS["megatron"]))
+    assert swiglu == 6 and (plain - fused) / 4096 == pytest.approx(c.gated_bytes * (1 - swiglu / 8))

@@ -19,13 +19,13 @@ from pathlib import Path
 from aiscale import published
 from aiscale.machines import find_machine
 from aiscale.plan.hardware import Platform, platform, platform_of
-from aiscale.plan.layout import SHAPES, Layout, Shape, Software
+from aiscale.plan.layout import PROGRAMS, SHAPES, Layout, Shape, Software
 
 TABLES = Path(__file__).parent / "tables"
 COLUMNS = ("dp", "tp", "pp", "cp", "micro_batch", "global_batch")  #: of a layout, named alike in the tables
 MEGATRON_2021 = Software(
     flash=False, overlap=False, tp_overlap="none", fused_optimizer=True, fp32_gradients=False,
-    counter="smi", split="even",
+    loss_in_place=True, counter="smi", split="even",
 )  # fmt: skip
 DEEPSPEED = replace(MEGATRON_2021, bucket_bytes=2e9)
 
@@ -226,7 +226,7 @@ def _nanotron(row: dict, index: int) -> Run:
     return Run(
         id=row["id"],
         shape=_shape(row, heads=32, ffn=row["ffn"], gated=True, tied=tied),
-        layout=_layout(row, software=Software(split="cost", slow_host=True), **settings),
+        layout=_layout(row, software=replace(PROGRAMS["nanotron"], split="cost"), **settings),
         platform=node("h100-sxm5-80gb", 3200.0),
         step_s=row["global_batch"] * row["seq"] / (speed * gpus) if speed else None,
         memory_bytes=memory * 1e9 if memory else None,

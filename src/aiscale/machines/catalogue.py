@@ -20,7 +20,7 @@ from aiscale.config import ConfigError, hint
 from aiscale.config.run import build
 
 Precision = Literal["fp32", "fp32_matrix", "tf32", "fp16", "bf16", "fp8"]
-Figure = Literal["all", "tflops", "memory", "link"]  #: of an accelerator; all: one source for all
+Figure = Literal["all", "tflops", "memory", "link", "power"]  #: of an accelerator; all: one source for all
 Verification = Literal["primary", "secondary", "measured"]
 
 
@@ -32,6 +32,7 @@ class Accelerator:
     tflops: Mapping[Precision, float]  #: dense peak by precision, 10^12 FLOP/s
     memory_gb: float  #: 10^9 bytes, as torch reports them
     memory_tb_s: float | None = None  #: 10^12 bytes/s between the device and its memory
+    watts: float | None = None  #: of its board, at most; of its share where a board has several
     link_gb_s: float | None = None  #: 10^9 bytes/s to its neighbours in the node, all its links, one direction
     library: Literal["nccl", "rccl", "gloo"] = "nccl"  #: of its collectives; others are taken as NCCL's
     torch_names: tuple[str, ...] = ()  #: parts of torch's device name, all of which must occur

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from aiscale.plan.constants import CONSTANTS
+from aiscale.plan.constants import CONSTANTS, SCOREBOARD
 from aiscale.plan.hardware import Platform
 from aiscale.plan.layout import Layout, Shape
 from aiscale.plan.memory import capacity_bytes, needed_bytes, stage_memory
@@ -56,6 +56,22 @@ class Answer:
     def node_hours(self, tokens: float) -> float:
         return self.days(tokens) * 24 * self.nodes
 
+    def energy_kwh(self, tokens: float) -> float | None:
+        """Of the devices, at the power of their boards."""
+        watts = self.platform.machine.node.accelerator.watts
+        return watts and self.days(tokens) * 24 * self.layout.gpus * watts / 1000
+
+    @property
+    def kind(self) -> str:
+        program = self.layout.software.program or "a program that was not fitted"
+        return ("one node, " if self.nodes <= 1 else "many nodes, ") + program
+
+    def band(self, value: float, what: str = "") -> list[float]:
+        """Between which 8 of 10 published runs of this kind would be measured: memory, or else seconds and what grows
+        with them."""
+        rows = SCOREBOARD["bands"]["seen" if self.layout.software.program else "unseen"]
+        return [_digits(value * ratio) for ratio in rows[what or ("one_node" if self.nodes <= 1 else "many_nodes")]]
+
     @cached_property
     def stages(self) -> list[dict[str, float]]:
         """Bytes by category of each pipeline stage."""
@@ -65,24 +81,18 @@ class Answer:
         step, total = self.step, self.step.total_s
         seconds = {"compute": step.compute_s, "of it recomputation": step.recompute_s, "bubble": step.bubble_s}
         seconds |= step.parts | {"optimizer and fixed": step.optimizer_s}
+        numbers = {
+            "step_time_s": total, "tokens_per_s_per_gpu": self.tokens_per_s, "tflops_per_gpu": self.tflops,
+            "mfu_pct": 100 * self.mfu, "hfu_pct": 100 * self.hfu, "memory_GB": self.memory_gb,
+            "capacity_GB": self.capacity_gb, "bubble_fraction": step.bubble_s / total,
+            "exposed_comm_fraction": min(1.0, sum(step.parts.values()) / total),
+        }  # fmt: skip
         return {
-            "layout": self.layout.name(),
-            "option": self.layout.option(),
-            "gpus": self.layout.gpus,
-            "params_B": round(self.shape.parameters / 1e9, 4),
-            "step_time_s": _digits(total),
-            "tokens_per_s_per_gpu": _digits(self.tokens_per_s),
-            "tflops_per_gpu": _digits(self.tflops),
-            "mfu_pct": _digits(100 * self.mfu),
-            "hfu_pct": _digits(100 * self.hfu),
-            "memory_GB": _digits(self.memory_gb),
-            "capacity_GB": _digits(self.capacity_gb),
-            "fits": self.fits,
-            "bubble_fraction": _digits(step.bubble_s / total),
-            "exposed_comm_fraction": _digits(min(1.0, sum(step.parts.values()) / total)),
-            "launch_bound": step.launch_bound,
+            "layout": self.layout.name(), "option": self.layout.option(), "gpus": self.layout.gpus, "kind": self.kind,
+            "params_B": round(self.shape.parameters / 1e9, 4), "fits": self.fits, "launch_bound": step.launch_bound,
+            "step_time_s_band": self.band(total), "memory_GB_band": self.band(self.memory_gb, "memory"),
             "seconds": {name: _digits(value) for name, value in seconds.items()},
-        }
+        } | {name: _digits(value) for name, value in numbers.items()}  # fmt: skip
 
 
 def _digits(value: float) -> float:

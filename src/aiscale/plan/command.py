@@ -20,7 +20,7 @@ from aiscale.config.run import as_type
 from aiscale.machines import find_machine
 from aiscale.plan.answer import Answer, plan
 from aiscale.plan.hardware import platform_of
-from aiscale.plan.layout import SHAPES, Layout, Shape, shape_named
+from aiscale.plan.layout import PROGRAMS, SHAPES, Layout, Shape, Software, shape_named
 from aiscale.plan.memory import CATEGORIES
 from aiscale.plan.search import TUNED, Ranking, search
 from aiscale.recipes import RECIPES, recipe
@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seq", type=int, metavar="N", help="tokens of a sequence (default: the recipe's)")
     parser.add_argument("--tokens", type=float, metavar="N", help="the budget (default: 20 a parameter)")
     parser.add_argument("--precision", default="bf16", choices=("fp32", "tf32", "fp16", "bf16", "fp8"))
+    parser.add_argument("--program", choices=tuple(PROGRAMS), help="what trains; it decides the band, too")
     parser.add_argument("--layout", metavar="KEY=N,...", help="this layout instead of the best, such as tp=4,pp=2")
     parser.add_argument("--rows", metavar="FILE", help="a CSV of runs, answered row by row")
     parser.add_argument("--page", metavar="FOLDER", help="write a web page of sliders that plans in the browser")
@@ -62,12 +63,13 @@ def run(args: argparse.Namespace) -> int:
 def choose(args: argparse.Namespace) -> tuple[Answer, Ranking | None]:
     """The layout of --layout, or the best of all with the ranking of the others."""
     shape, batch, platform = find_shape(args), batch_of(args), platform_of(find_machine(args.machine))
+    software = PROGRAMS.get(args.program, TUNED)
     if not 1 <= args.nodes <= 1_000_000:
         raise ConfigError(f"--nodes is {args.nodes}: it must be at least 1 and at most 1000000")
     gpus = args.nodes * platform.gpus_per_node
     if args.layout:
-        return plan(shape, _layout(args.layout, gpus, batch, args.precision), platform), None
-    ranking = search(shape, platform, gpus, batch, precision=args.precision)
+        return plan(shape, _layout(args.layout, gpus, batch, args.precision, software), platform), None
+    ranking = search(shape, platform, gpus, batch, args.precision, software)
     return ranking.best, ranking
 
 
@@ -84,7 +86,7 @@ def batch_of(args: argparse.Namespace) -> int:
     return batch
 
 
-def _layout(text: str, gpus: int, batch: int, precision: str) -> Layout:
+def _layout(text: str, gpus: int, batch: int, precision: str, software: Software) -> Layout:
     """ "tp=4,pp=2,fsdp=true" as a layout of `gpus` devices; dp is what remains."""
     elsewhere = ("software", "precision", "global_batch")  # they have options of their own, or none
     kinds = {key: kind for key, kind in get_type_hints(Layout).items() if key not in elsewhere}
@@ -94,7 +96,7 @@ def _layout(text: str, gpus: int, batch: int, precision: str) -> Layout:
         if key not in kinds:
             raise ConfigError(f"--layout: unknown key {key!r}: {hint(key, kinds)}")
         values[key] = as_type(kinds[key], value, f"--layout: {key}")
-    layout = Layout(precision=precision, global_batch=batch, software=TUNED, **values)
+    layout = Layout(precision=precision, global_batch=batch, software=software, **values)
     others = layout.tp * layout.pp * layout.cp
     if "dp" not in values and others and gpus % others == 0:
         layout = replace(layout, dp=gpus // others)
@@ -107,7 +109,9 @@ def _layout(text: str, gpus: int, batch: int, precision: str) -> Layout:
 
 def _json(args: argparse.Namespace, answer: Answer, ranking: Ranking | None, tokens: float) -> dict:
     result = {"model": args.model, "machine": args.machine, "nodes": args.nodes, **answer.to_dict()}
-    result |= {"tokens": tokens, "days": answer.days(tokens), "node_hours": answer.node_hours(tokens)}
+    days, node_hours = answer.days(tokens), answer.node_hours(tokens)
+    result |= {"tokens": tokens, "days": days, "days_band": answer.band(days), "node_hours": node_hours}
+    result |= {"node_hours_band": answer.band(node_hours), "energy_kWh": answer.energy_kwh(tokens)}
     result["stages_GB"] = [{k: round(v / 1e9, 3) for k, v in stage.items()} for stage in answer.stages]
     if ranking is not None:
         result["layouts_tried"], result["layouts_that_fit"] = ranking.tried, len(ranking.ranked)
@@ -131,19 +135,26 @@ def _rows(args: argparse.Namespace) -> int:
 
 def page(answer: Answer, title: str, tokens: float, ranking: Ranking | None) -> str:
     shape, layout, step = answer.shape, answer.layout, answer.step
+    days, node_hours, kwh = answer.days(tokens), answer.node_hours(tokens), answer.energy_kwh(tokens)
+
+    def band(value: float, what: str = "") -> str:
+        return "({} to {})".format(*(f"{x:,.0f}" if x > 100 else f"{x:.3g}" for x in answer.band(value, what)))
+
     lines = [
         f"{title}: {shape.parameters / 1e9:.3g} B parameters, {shape.layers} layers of {shape.hidden}, "
         f"sequences of {shape.seq}, {layout.global_batch} a step",
         f"on {answer.nodes:g} node{'s' * (answer.nodes != 1)}, {layout.gpus} x {answer.platform.name}",
         "",
         f"layout     {layout.name()}",
-        f"step       {step.total_s:.3g} s, {answer.tokens_per_s:,.0f} tokens/s a device, "
+        f"step       {step.total_s:.3g} s {band(step.total_s)}, {answer.tokens_per_s:,.0f} tokens/s a device, "
         f"{answer.tokens_per_s * layout.gpus:,.0f} in all",
         f"rate       {answer.tflops:.4g} TFLOP/s a device, MFU {100 * answer.mfu:.1f} %, HFU {100 * answer.hfu:.1f} %"
         + ("; the host's launches set the pace" if step.launch_bound else ""),
-        f"memory     {answer.memory_gb:.1f} of {answer.capacity_gb:.1f} GB"
+        f"memory     {answer.memory_gb:.1f} GB {band(answer.memory_gb, 'memory')} of {answer.capacity_gb:.1f} GB"
         + ("" if answer.fits else f": {answer.memory_gb - answer.capacity_gb:.1f} GB too much"),
-        f"{tokens / 1e9:,.3g} B tokens: {answer.days(tokens):,.3g} days, {answer.node_hours(tokens):,.0f} node-hours",
+        f"{tokens / 1e9:,.3g} B tokens: {days:,.3g} days {band(days)}, {node_hours:,.0f} node-hours {band(node_hours)}"
+        + ("" if kwh is None else f", {kwh:,.0f} kWh of the devices at their boards' power"),
+        f"in brackets: 8 of 10 published runs of this kind ({answer.kind}) were measured between",
         "",
         *_seconds(answer),
         "",

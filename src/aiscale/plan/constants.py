@@ -1,7 +1,5 @@
 """The planner's constants, of constants.toml; `python benchmarks/planner/fit.py` fits those that have a range.
-
-SCOREBOARD: how far predictions are from published runs, as lines, and as the bands of answers.
-"""
+SCOREBOARD: how far predictions are from published runs, as lines, and as the bands of answers."""
 
 from __future__ import annotations
 

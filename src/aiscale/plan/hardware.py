@@ -68,17 +68,11 @@ def platform_of(machine: Machine) -> Platform:
     if not node.bus_gb_s and not node.ring_gb_s:
         machine = replace(machine, node=replace(node, ring_gb_s=device.link_gb_s or node.pair_gb_s or 25.0))
     return Platform(
-        name=device.name,
-        memory_bytes=device.memory_bytes,
-        memory_bytes_s=device.memory_bytes_s or 1e12,
-        gpus_per_node=machine.node.devices,
-        machine=machine,
-        units=figures["units"],
-        best_product=figures["product"],
-        attention=figures["attention"],
-        attention_3=figures.get("attention_3", figures["attention"]),
+        name=device.name, memory_bytes=device.memory_bytes, memory_bytes_s=device.memory_bytes_s or 1e12,
+        gpus_per_node=machine.node.devices, machine=machine, units=figures["units"], best_product=figures["product"],
+        attention=figures["attention"], attention_3=figures.get("attention_3", figures["attention"]),
         host_s=figures.get("host", 1.0),
-    )
+    )  # fmt: skip
 
 
 def find_accelerator(name: str) -> Accelerator:

@@ -35,6 +35,10 @@ class Software:
     fp32_gradients: bool = True  #: gradients are accumulated and exchanged in 4 bytes
     fused_gradients: bool = False  #: products add to these at once, as Megatron's: none in 2 bytes stand beside them
     fused_optimizer: bool = False
+    fused_swiglu: bool = False  #: SwiGLU keeps its input and its output, and not what lies between
+    loss_in_place: bool = False  #: one fp32 copy of the logits becomes softmax, then gradient: Megatron's
+    gathered_kept: bool = False  #: without a pipeline, what tensor parallelism gathers stays: nanotron
+    program: str = ""  #: one of PROGRAMS, if it is that one itself
     per_tensor_gather: bool = False  #: DeepSpeed's ZeRO-3 of 2021: one all-gather a tensor, not one a layer
     broadcasts: bool = False  #: sharded states come back by one broadcast an owner, not by one all-gather
     shard_ranks: int = 0  #: ranks over which states are divided; 0: all data-parallel ranks
@@ -43,6 +47,16 @@ class Software:
     bucket_bytes: float = 0.0  #: held for exchange; DeepSpeed's ZeRO: two buckets of 5 x 10^8 entries
     #: whose memory: what torch has given out; reserved: what its allocator keeps; smi: with context and communicators
     counter: str = "torch"
+
+
+#: Programs of which other runs than the planned one were fitted.
+PROGRAMS = {
+    "megatron": Software(
+        program="megatron", fused_gradients=True, fused_optimizer=True, fused_swiglu=True, loss_in_place=True,
+        tp_overlap="backward",
+    ),
+    "nanotron": Software(program="nanotron", slow_host=True, gathered_kept=True),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +73,6 @@ class Layout:
     global_batch: int = 1
     zero_stage: int = 0
     fsdp: bool = False
-    offload: bool = False  #: optimizer states in the host's memory
     recompute: Literal["none", "selective", "full"] = "none"
     sequence_parallel: bool = False
     precision: str = "bf16"
@@ -112,7 +125,6 @@ class Layout:
         parts += [f"cp {self.cp}"] if self.cp > 1 else []
         parts += [f"v {self.virtual_stages}"] if self.virtual_stages > 1 else []
         parts += ["fsdp"] if self.fsdp else [f"zero {self.zero_stage}"]
-        parts += ["offload"] if self.offload else []
         return ", ".join([*parts, f"micro-batch {self.micro_batch}", f"recompute {self.recompute}"])
 
     def option(self) -> str:
@@ -256,16 +268,9 @@ def shape_of(model: ModelConfig | HFModelConfig, seq: int) -> Shape:
     """The planner's view of a model of a recipe. Raises ConfigError where our GPT has no such shape."""
     model = model if isinstance(model, ModelConfig) else model.shape
     return Shape(
-        layers=model.n_layer,
-        hidden=model.d_model,
-        heads=model.n_head,
-        kv_heads=model.kv_heads,
-        ffn=model.ff_width,
-        gated=model.gated,
-        vocab=model.vocab_size,
-        tied=model.tied,
-        seq=seq,
-    )
+        layers=model.n_layer, hidden=model.d_model, heads=model.n_head, kv_heads=model.kv_heads, ffn=model.ff_width,
+        gated=model.gated, vocab=model.vocab_size, tied=model.tied, seq=seq,
+    )  # fmt: skip
 
 
 def shape_named(name: str) -> Shape:
@@ -282,15 +287,9 @@ def layout_of(run: Run, gpus: int) -> Layout:
     """The planner's view of how a run is spread over so many devices. Raises ConfigError if it does not fit them."""
     parallel, compression, dp = run.parallel, run.compression, run.check_world(gpus)
     return Layout(
-        dp=dp,
-        **{name: getattr(parallel, name) for name in ("tp", "pp", "virtual_stages", "schedule")},
-        micro_batch=run.loop.micro_batches(dp)[1],
-        global_batch=run.loop.global_batch,
-        zero_stage=parallel.zero_stage or int(parallel.distributed_optimizer),
-        fsdp=parallel.strategy == "fsdp",
-        recompute="full" if run.model.activation_checkpointing else "none",
-        sequence_parallel=parallel.sequence_parallel,
-        precision=run.loop.precision,
-        density=compression.density if compression.method == "radius" else 1.0,
-        period=compression.interval,
-    )
+        dp=dp, micro_batch=run.loop.micro_batches(dp)[1], global_batch=run.loop.global_batch,
+        **{name: getattr(parallel, name) for name in ("tp", "pp", "virtual_stages", "schedule", "sequence_parallel")},
+        zero_stage=parallel.zero_stage or int(parallel.distributed_optimizer), fsdp=parallel.strategy == "fsdp",
+        recompute="full" if run.model.activation_checkpointing else "none", precision=run.loop.precision,
+        density=compression.density if compression.method == "radius" else 1.0, period=compression.interval,
+    )  # fmt: skip

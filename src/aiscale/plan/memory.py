@@ -40,18 +40,13 @@ def one_stage(shape: Shape, layout: Layout, index: int, c) -> dict[str, float]:
     if layout.recompute == "full":
         activations += layer * c.live_layers
     elif layout.tp > 1:
-        activations += (c.undivided_bytes if layout.pp == 1 else c.gathered_bytes) * tokens * shape.hidden
+        kept = c.undivided_bytes if software.gathered_kept and layout.pp == 1 else c.gathered_bytes
+        activations += kept * tokens * shape.hidden
     logits = tokens * c.logit_bytes_held * shape.vocab / layout.tp if stage.head else 0.0
-    logits *= c.fused_loss if software.fused_loss else 1.0
-    nbytes = {
-        "weights": weights,
-        "gradients": gradients,
-        "optimizer states": optimizer,
-        "activations": activations,
-        "logits": logits,
-        "buffers": live + software.bucket_bytes + (c.allocator - 1) * (activations + logits),
-        "context": c.base_bytes,
-    }
+    logits *= c.fused_loss if software.fused_loss else c.loss_in_place if software.loss_in_place else 1.0
+    buffers = live + software.bucket_bytes + (c.allocator - 1) * (activations + logits)
+    held = weights, gradients, optimizer, activations, logits, buffers, c.base_bytes
+    nbytes = dict(zip(CATEGORIES, held, strict=True))
     if software.counter != "torch":
         nbytes["buffers"] += (c.smi_cache - 1) * (activations + logits + live)
     if software.counter == "smi":
@@ -80,21 +75,19 @@ def in_flight(layout: Layout, index: int) -> float:
 
 def _states(shape: Shape, layout: Layout, parameters: float) -> tuple[float, float, float, float]:
     """(weights, gradients, optimizer states, live buffers)."""
-    wide, gradient = layout.wide, layout.wide_gradient
-    states = (8 if wide == 4 else 12) * parameters / layout.state_shards
+    wide, gradient, shards = layout.wide, layout.wide_gradient, layout.state_shards
+    states = (8 if wide == 4 else 12) * parameters / shards
     if layout.shards_weights:
-        shards = layout.state_shards
-        unit = shape.layer_parameters / layout.tp
-        live = unit * (2 * wide + gradient) + shape.table_parameters / layout.tp * wide
+        live = (shape.layer_parameters * (2 * wide + gradient) + shape.table_parameters * wide) / layout.tp
         if not layout.software.regather and layout.pp > 1:  # whole weights and gradients live through the step
             live = parameters * (wide + gradient)
         if layout.fsdp and wide == 2:  # fp32 shards are weights and master copy in one
             return parameters * 4 / shards, parameters * 4 / shards, parameters * 8 / shards, live
-        return parameters * wide / shards, parameters * gradient / shards, 0.0 if layout.offload else states, live
-    gradients = parameters * gradient / (layout.state_shards if layout.zero_stage == 2 else 1)
+        return parameters * wide / shards, parameters * gradient / shards, states, live
+    gradients = parameters * gradient / (shards if layout.zero_stage == 2 else 1)
     software, beside = layout.software, layout.zero_stage < 2 and layout.dp > 1 and gradient == 4
     buckets = parameters * wide if beside and software.overlap and not software.fused_gradients else 0.0
-    return parameters * wide, gradients, 0.0 if layout.offload else states, buckets
+    return parameters * wide, gradients, states, buckets
 
 
 def layer_bytes(shape: Shape, layout: Layout, tokens: float, c) -> float:
@@ -102,7 +95,7 @@ def layer_bytes(shape: Shape, layout: Layout, tokens: float, c) -> float:
     without sequence parallelism 10 D are not divided. The score matrix adds 5 H s bytes a token (Korthikanti)."""
     D, F, t = shape.hidden, shape.width, layout.tp
     mlp = (c.gated_bytes if shape.gated else c.gelu_bytes) * F
-    if layout.software.compiled:
+    if shape.gated and (layout.software.compiled or layout.software.fused_swiglu):
         mlp *= 0.75  # three of the four tensors of a SwiGLU
     whole = 1 if layout.sequence_parallel else t
     heads = (8 + 4 * (1 + 2 * shape.keys / shape.heads - 3) / 2) * D  # q, k, v and attention's output

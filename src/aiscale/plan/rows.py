@@ -1,13 +1,15 @@
 """Runs as rows of a table: columns as in the published sweep of nanotron, an answer for each row.
 
-An empty cell, or a column that is missing, takes its value of DEFAULTS; `dp` that which fills the GPUs. `program`: the
-host launches as in Megatron-LM or, at half the pace, as in nanotron; auto: in fp16 as the first, in bf16 as the second,
-which is how their published sweeps were run. A row that no one could run has empty fields and an `error`.
+An empty cell, or a column that is missing, takes its value of DEFAULTS; `dp` that which fills the GPUs. `program`:
+megatron or nanotron; auto: the one that the row's id, note or source names, else works as Megatron. A row that no one
+could run has empty fields and an `error`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import Literal, get_type_hints
 
@@ -15,7 +17,7 @@ from aiscale.config import ConfigError
 from aiscale.config.run import as_type
 from aiscale.plan.answer import plan
 from aiscale.plan.hardware import platform
-from aiscale.plan.layout import Layout, Shape, Software
+from aiscale.plan.layout import PROGRAMS, Layout, Shape
 
 DEFAULTS: dict[str, str] = {
     "layers": "32", "hidden": "4096", "heads": "32", "kv_heads": "0", "ffn": "0", "mlp": "gelu", "vocab": "50304",
@@ -30,7 +32,7 @@ KINDS |= {"mlp": Literal["gelu", "relu", "swiglu"], "network_gbit_per_node": flo
 KINDS |= {"program": Literal["auto", "megatron", "nanotron"]}
 FIELDS = (
     "params_B", "step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct", "memory_GB", "fits",
-    "bubble_fraction", "exposed_comm_fraction",
+    "bubble_fraction", "exposed_comm_fraction", "step_time_s_band", "memory_GB_band",
 )  # fmt: skip
 _shape = lru_cache(maxsize=4096)(Shape)  # rows of one model share what is remembered of it
 
@@ -54,15 +56,14 @@ def read(row: dict[str, str]):
         raise ConfigError(f"dp {dp} x tp {tp} x pp {pp} = {dp * tp * pp}, but gpus is {gpus}: change one of them")
     sizes = {key: cells[key] for key in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq")}
     shape = _shape(gated=cells["mlp"] == "swiglu", tied=cells["tied"] and pp == 1, **sizes)
-    slow = cells["program"] == "nanotron" or (cells["program"] == "auto" and cells["precision"] != "fp16")
+    told = " ".join(row.get(key) or "" for key in ("id", "note", "source")).lower()
+    named = next((name for name in PROGRAMS if name in (cells["program"], *re.findall("[a-z]+", told))), "")
     same = ("tp", "pp", "virtual_stages", "micro_batch", "zero_stage", "fsdp", "recompute", "precision")
     layout = Layout(
-        dp=dp,
-        schedule="interleaved" if pieces > 1 else "1f1b",
+        dp=dp, schedule="interleaved" if pieces > 1 else "1f1b", **{key: cells[key] for key in same},
         global_batch=cells["global_batch"] or dp * cells["micro_batch"],
         sequence_parallel=cells["sequence_parallel"] and tp > 1,
-        software=Software(slow_host=slow),
-        **{key: cells[key] for key in same},
-    )
+        software=PROGRAMS[named] if named else replace(PROGRAMS["megatron"], program=""),
+    )  # fmt: skip
     network, devices = cells["network_gbit_per_node"], max(1, cells["gpus_per_node"])
     return plan(shape, layout, platform(cells["gpu"], gpus_per_node=devices, node_gbit_s=network))

@@ -14,11 +14,11 @@ from aiscale.machines import Machine
 from aiscale.plan.answer import Answer, predict
 from aiscale.plan.constants import CONSTANTS
 from aiscale.plan.hardware import Platform, platform_of
-from aiscale.plan.layout import Layout, Shape, Software, shape_named
+from aiscale.plan.layout import PROGRAMS, Layout, Shape, Software, shape_named
 from aiscale.plan.memory import capacity_bytes, fits, needed_bytes
 
-#: A framework that trains at scale today: fused optimizer and gradients, overlap, no launches peer by peer.
-TUNED = Software(fused_optimizer=True, fused_gradients=True, gather_overlap=True, tp_overlap="backward")
+#: A framework that trains at scale today: as Megatron, and weights return during the next forward pass.
+TUNED = replace(PROGRAMS["megatron"], program="", gather_overlap=True)
 LONG = 16_384  #: tokens of a sequence from which context parallelism is tried
 
 
@@ -64,16 +64,16 @@ class Ranking:
 
 
 def search(
-    shape: Shape | str, platform: Platform | Machine, gpus: int, global_batch: int, precision: str = "bf16"
-) -> Ranking:
+    shape: Shape | str, platform: Platform | Machine, gpus: int, global_batch: int, precision: str = "bf16",
+    software: Software = TUNED,
+) -> Ranking:  # fmt: skip
     """shape: or a model's name; platform: or a machine of the catalogue."""
     shape = shape_named(shape) if isinstance(shape, str) else shape
     platform = platform_of(platform) if isinstance(platform, Machine) else platform
     ranking = Ranking(shape, platform, gpus, global_batch)
-    for layout in candidates(shape, platform, gpus, global_batch, precision):
+    for layout in candidates(shape, platform, gpus, global_batch, precision, software):
         ranking.tried += 1
-        needed = needed_bytes(shape, layout, CONSTANTS)
-        holds = capacity_bytes(platform, layout, CONSTANTS)
+        needed, holds = needed_bytes(shape, layout, CONSTANTS), capacity_bytes(platform, layout, CONSTANTS)
         if needed > holds:
             ranking.too_large.append(((needed - holds) / 1e9, layout))
         else:
@@ -84,7 +84,7 @@ def search(
 
 
 def candidates(
-    shape: Shape, platform: Platform, gpus: int, global_batch: int, precision: str = "bf16"
+    shape: Shape, platform: Platform, gpus: int, global_batch: int, precision: str = "bf16", software: Software = TUNED
 ) -> Iterator[Layout]:
     """The layouts that are worth a look; each passes Layout.check."""
     for tp, pp, cp, dp in _meshes(shape, platform, gpus):
@@ -99,7 +99,7 @@ def candidates(
                 base = Layout(
                     dp=dp, tp=tp, pp=pp, cp=cp, micro_batch=micro, global_batch=global_batch, recompute=recompute,
                     zero_stage=1 if dp * cp > 1 else 0, sequence_parallel=tp > 1, precision=precision,
-                    software=TUNED,
+                    software=software,
                 )  # fmt: skip
                 if m >= pp:
                     yield base

@@ -123,7 +123,7 @@ class LayerTime:
 
 def host_seconds(layout: Layout, platform: Platform, c) -> float:
     """What the host needs to launch one layer, forward and backward, where every kernel is launched from Python. Tensor
-    parallelism adds its exchanges: where the host is slow, in a pipeline, a launch for every peer."""
+    parallelism adds its exchanges: where the host is slow, in a pipeline, more with every peer."""
     launches = c.launch_s + c.launch_slow_s * layout.software.slow_host
     if layout.tp > 1:
         beyond = -(-layout.tp // platform.gpus_per_node) - 1
@@ -209,22 +209,13 @@ def step_seconds(shape: Shape, layout: Layout, platform: Platform, c) -> Step:
     busy = fill + m * slowest + sent + exchange + optimizer + c.step_s
     total = busy * (1 + c.jitter * late) + c.straggler_s * late
     waited = 0 if launch_bound else m
-    parts = {
-        "tensor parallel": waited * tensor_s,
-        "pipeline messages": sent,
-        "gradients and weights": exchange + waited * sharded_s,
-        "waiting for the slowest": total - busy,
-    }
+    parts = {"tensor parallel": waited * tensor_s, "pipeline messages": sent}
+    parts |= {"gradients and weights": exchange + waited * sharded_s, "waiting for the slowest": total - busy}
     return Step(
-        total_s=total,
-        compute_s=m * slowest - waited * (tensor_s + sharded_s),
-        bubble_s=fill,
-        optimizer_s=optimizer + c.step_s,
-        recompute_s=m * stages[at].layers * layer.recompute,
-        launch_bound=launch_bound,
-        parts=parts,
-        stages_s=[stage.seconds for stage in times],
-    )
+        total_s=total, compute_s=m * slowest - waited * (tensor_s + sharded_s), bubble_s=fill, parts=parts,
+        optimizer_s=optimizer + c.step_s, recompute_s=m * stages[at].layers * layer.recompute,
+        launch_bound=launch_bound, stages_s=[stage.seconds for stage in times],
+    )  # fmt: skip
 
 
 def _head_seconds(shape: Shape, layout: Layout, platform: Platform, c) -> tuple[float, float]:
@@ -308,7 +299,5 @@ def _exchange(
 
 def _optimizer(shape: Shape, layout: Layout, stages: tuple[StageShape, ...], platform: Platform, c) -> float:
     most = max(stage_parameters(shape, layout, stage) for stage in stages) / layout.state_shards
-    if layout.offload:
-        return most * (c.offload_bytes / c.host_link_bytes_s + 1 / c.host_adam_s)
     nbytes = c.optimizer_bytes if layout.software.fused_optimizer else c.eager_optimizer_bytes
     return most * nbytes / (platform.memory_bytes_s * c.memory_share)
