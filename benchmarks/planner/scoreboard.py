@@ -173,12 +173,11 @@ def _score(source: str, errors: dict[str, list]) -> Score:
 
 
 def points(source: str) -> dict[str, list]:
-    """Every timed run but the stalls: seconds of a step, and whether tensor parallelism stays inside a node."""
+    """Every timed run but the stalls: seconds of a step."""
     timed = [run for run in runs(source) if run.step_s and not is_stall(run)]
     return {
         "published_s": [_digits(run.step_s) for run in timed],
         "predicted_s": [_digits(step_s(run, blind(source))) for run in timed],
-        "tp_in_node": [run.layout.tp <= run.platform.gpus_per_node for run in timed],
     }
 
 
@@ -281,6 +280,58 @@ def lines(boards: dict[str, list[Score]]) -> list[str]:
     return [*said, f"Without their own table these are more than {FAR_PCT} % off: {named or 'none'}."]
 
 
+def reasons() -> list[str]:
+    """Why the tables that are far off are far off, from their own rows."""
+    return [_radius(), _forge(), *_nanotron()]
+
+
+def _radius() -> str:
+    rows = {run.layout.density: run for run in runs("radius_perlmutter") if run.layout.period == 200}
+    most, least, c = rows[0.9], rows[0.1], blind("radius_perlmutter")
+    sent = [run.layout.density + (1 - run.layout.density) / 200 for run in (most, least)]
+    n, nodes, nic = most.layout.dp, most.layout.gpus / 4, most.platform.machine.network.nic_gb_s
+    whole, planned = ((f(most) - f(least)) / (sent[0] - sent[1]) for f in (lambda r: r.step_s, lambda r: step_s(r, c)))
+    rate = 2 * (nodes - 1) / nodes * 4 * most.shape.parameters / whole / 1e9
+    rest, its = least.step_s - sent[1] * whole, step_s(least, c) - sent[1] * planned
+    return (
+        f"radius_perlmutter: from density 0.9 to 0.1 a step takes {most.step_s - least.step_s:.2f} s less, so an "
+        f"exchange of all gradients over {n} ranks takes {whole:.2f} s (predicted {planned:.2f}): {rate:.0f} GB/s out "
+        f"of a node, what one of its four adapters of {nic:g} GB/s carries. Without the exchange {rest:.2f} s remain "
+        f"(predicted {its:.2f}); the choice of entries, which Radius adds, is in them."
+    )
+
+
+def _forge() -> str:
+    one, many = (run for run in runs("forge_frontier_throughput") if run.id.startswith("FORGE-M"))
+    c, more, nodes = blind("forge_frontier_throughput"), many.step_s - one.step_s, many.layout.gpus / 8
+    gb = 2 * 2 * many.shape.parameters * (nodes - 1) / nodes / 1e9  # both halves of tp, there and back, in 2 bytes
+    return (
+        f"forge_frontier_throughput: FORGE-M takes {one.step_s:.1f} s on one node and {many.step_s:.1f} s on "
+        f"{nodes:.0f}, with the same work on each GCD: {more:.1f} s more (predicted "
+        f"{step_s(many, c) - step_s(one, c):.1f}), in which {gb:.0f} GB leave a node, {gb / more:.0f} GB/s where its "
+        "adapters carry 100."
+    )
+
+
+def _nanotron() -> list[str]:
+    """By group: without any run of nanotron, and with its other model."""
+    groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for half, model in HALVES.items():
+        for run in runs("nanotron_sweep"):
+            if run.step_s and run.model.startswith(model) and not is_stall(run):
+                tp, nodes = run.layout.tp, "in a node" if run.layout.tp <= 8 else "over nodes"
+                name = f"{f'tp {nodes}' if tp > 1 else 'tp 1'}, {'a pipeline' if run.layout.pp > 1 else 'no pipeline'}"
+                both = (step_s(run, blind(part)) / run.step_s for part in ("nanotron_sweep", half))
+                groups[name].append(tuple(both))
+    said = []
+    for name, pairs in sorted(groups.items()):
+        off = (100 * median(abs(ratio - 1) for ratio in ratios) for ratios in zip(*pairs, strict=True))
+        said.append(
+            "nanotron_sweep, {}: {:.0f} % off without nanotron, {:.0f} % with its other model".format(name, *off)
+        )
+    return said
+
+
 def _toml(said: list[str], ranges: dict[str, dict[str, list[float]]]) -> str:
     text = "# Written by `python benchmarks/planner/scoreboard.py --store`.\nlines = [\n"
     text += "".join(f"    {json.dumps(line)},\n" for line in said) + "]\n\n"
@@ -300,9 +351,10 @@ def main() -> None:
     if not (args.json or args.store):
         for title, rows in zip(TITLES, boards.values(), strict=True):
             print(f"{title}\n{table(rows)}\n")
-        print("\n".join([*lines(boards), "", NOTE]))
+        print("\n".join([*lines(boards), "", *reasons(), "", NOTE]))
         return
     result = {"about": {"command": "python benchmarks/planner/scoreboard.py --store"}, "lines": lines(boards)}
+    result["reasons"] = reasons()
     result |= {name: [asdict(row) for row in rows] for name, rows in boards.items()}
     text = written(result | {"points": {source: points(source) for source in SOURCES}, "court": court()})
     if args.json:
