@@ -1,6 +1,6 @@
 """Seconds of one optimizer step of a layout, and where they go.
 
-    T = (sum_i t_i + (m - 1) max_i t_i + messages + exposed exchange + optimizer) (1 + jitter log2 nodes) + s log2 nodes
+    T = sum_i t_i + (m - 1) max_i t_i + messages + exposed exchange + optimizer + s log2 nodes
 
 over stages i and m micro-batches; t_i is the longer of what the device computes and what the host needs to launch it.
 Interleaved schedules divide the fill by v. A product of M x N x K runs at best x tiles / (units x waves) x K / (K + k)
@@ -207,7 +207,7 @@ def step_seconds(shape: Shape, layout: Layout, platform: Platform, c) -> Step:
     optimizer = _optimizer(shape, layout, stages, platform, c)
     late = math.log2(max(1.0, layout.gpus / platform.gpus_per_node))
     busy = fill + m * slowest + sent + exchange + optimizer + c.step_s
-    total = busy * (1 + c.jitter * late) + c.straggler_s * late
+    total = busy + c.straggler_s * late
     waited = 0 if launch_bound else m
     parts = {"tensor parallel": waited * tensor_s, "pipeline messages": sent}
     parts |= {"gradients and weights": exchange + waited * sharded_s, "waiting for the slowest": total - busy}
