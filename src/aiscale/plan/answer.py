@@ -57,7 +57,7 @@ class Answer:
         return self.days(tokens) * 24 * self.nodes
 
     def energy_kwh(self, tokens: float) -> float | None:
-        """Of the devices, at the power of their boards."""
+        """Of the devices, at the power of their boards: at most. FORGE-L's took two thirds of it (`forge_facts`)."""
         watts = self.platform.machine.node.accelerator.watts
         return watts and self.days(tokens) * 24 * self.layout.gpus * watts / 1000
 

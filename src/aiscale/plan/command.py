@@ -153,7 +153,7 @@ def page(answer: Answer, title: str, tokens: float, ranking: Ranking | None) -> 
         f"memory     {answer.memory_gb:.1f} GB {band(answer.memory_gb, 'memory')} of {answer.capacity_gb:.1f} GB"
         + ("" if answer.fits else f": {answer.memory_gb - answer.capacity_gb:.1f} GB too much"),
         f"{tokens / 1e9:,.3g} B tokens: {days:,.3g} days {band(days)}, {node_hours:,.0f} node-hours {band(node_hours)}"
-        + ("" if kwh is None else f", {kwh:,.0f} kWh of the devices at their boards' power"),
+        + ("" if kwh is None else f", at most {kwh:,.0f} kWh of the devices"),
         f"in brackets: 8 of 10 published runs of this kind ({answer.kind}) were measured between",
         "",
         *_seconds(answer),
