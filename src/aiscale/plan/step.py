@@ -203,14 +203,14 @@ def step_seconds(shape: Shape, layout: Layout, platform: Platform, c) -> Step:
     slowest, launch_bound, tensor_s, sharded_s = times[at]
     fill = (sum(stage.seconds for stage in times) - slowest) / v / (3 if layout.schedule == "zero-bubble" else 1)
     sent = message_of_stage(shape, layout, platform, c) * v * (2 * (p - 1) + 2 * c.message_exposed * (m - 1))
-    exchange = _exchange(shape, layout, stages, times[0].seconds, platform, c)
+    window = times[0].seconds * (min(m, p) if v > 1 else 1)  # p micro-batches run between two pieces of a rank
+    exchange = _exchange(shape, layout, stages, window, platform, c)
     optimizer = _optimizer(shape, layout, stages, platform, c)
-    late = math.log2(max(1.0, layout.gpus / platform.gpus_per_node))
-    busy = fill + m * slowest + sent + exchange + optimizer + c.step_s
-    total = busy + c.straggler_s * late
+    waiting = c.straggler_s * math.log2(max(1.0, layout.gpus / platform.gpus_per_node))
+    total = fill + m * slowest + sent + exchange + optimizer + c.step_s + waiting
     waited = 0 if launch_bound else m
     parts = {"tensor parallel": waited * tensor_s, "pipeline messages": sent}
-    parts |= {"gradients and weights": exchange + waited * sharded_s, "waiting for the slowest": total - busy}
+    parts |= {"gradients and weights": exchange + waited * sharded_s, "waiting for the slowest": waiting}
     return Step(
         total_s=total, compute_s=m * slowest - waited * (tensor_s + sharded_s), bubble_s=fill, parts=parts,
         optimizer_s=optimizer + c.step_s, recompute_s=m * stages[at].layers * layer.recompute,
@@ -268,8 +268,8 @@ def message_of_stage(shape: Shape, layout: Layout, platform: Platform, c) -> flo
 def _exchange(
     shape: Shape, layout: Layout, stages: tuple[StageShape, ...], first_s: float, platform: Platform, c
 ) -> float:
-    """Exposed seconds of the gradients' exchange, and of the weights' that a sharded optimizer returns; first_s: of a
-    micro-batch on the first stage."""
+    """Exposed seconds of the gradients' exchange, and of the weights' that a sharded optimizer returns; first_s: of
+    what the first stage computes meanwhile."""
     n = layout.replicas
     if n == 1 or layout.shards_weights:
         return 0.0
