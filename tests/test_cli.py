@@ -101,9 +101,6 @@ def test_a_refusal_does_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 2
 
 
-# signals -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.extended
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_training_that_is_interrupted_leaves_no_process_and_no_half_file(number, tmp_path):
@@ -124,9 +121,6 @@ def test_a_training_that_is_interrupted_leaves_no_process_and_no_half_file(numbe
     left = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")]
     assert [path for path in left if not re.fullmatch(r"laptop(/.*)?", path)] == []
     wait_until(lambda: not processes_with(str(tmp_path)), 20, "no process is left")
-
-
-# ranks under mpiexec --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.extended

@@ -69,9 +69,6 @@ def test_a_folder_is_refused_to_a_run_with_another_tokenizer(folder):
         train_tokenizer(DataConfig(corpus=str(folder), tokenizer="bpe"))
 
 
-# Opening a corpus ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["byte", "char", "bpe"])
 def test_a_corpus_is_split_once_and_loses_nothing(tmp_path, monkeypatch, kind):
     monkeypatch.setenv("AISCALE_CACHE", str(tmp_path))

@@ -49,9 +49,6 @@ def locked(python: str = "3.11.9", system: str = "linux") -> dict[str, str]:
     return {name: next(iter(r.specifier)).version for name, r in zip(names, chosen, strict=True)}
 
 
-# the three lists ----------------------------------------------------------------------------------------------------
-
-
 def test_the_lock_names_exact_versions_and_no_place_to_get_them():
     assert all([s.operator for s in r.specifier] == ["=="] for r in LOCK)
     assert not re.search(r"https?:|--|\.org|\.com", (ROOT / "requirements.lock").read_text().replace("\n#", ""))
@@ -153,9 +150,6 @@ def test_the_first_part_of_the_lock_has_all_that_lessons_need():
             if any(not need.marker or need.marker.evaluate({"extra": e}) for e in ("", *requirement.extras)):
                 wanted.append(need)
     assert {"pytest", "lm-eval", "datasets", "jupyterhub"} <= parts[1]
-
-
-# what stands around -------------------------------------------------------------------------------------------------
 
 
 def test_shell_scripts_are_clean_to_shellcheck():

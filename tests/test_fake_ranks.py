@@ -53,8 +53,6 @@ def test_a_rank_of_each_role_of_1024_sends_and_holds_the_predicted_bytes(strateg
             assert sum(row["measured"] for row in rows if row["kind"] == "payload") > 0, (settings, rank)
 
 
-# The planner ---------------------------------------------------------------------------------------------------------
-
 #: Nothing but communication is waited for, and nothing hides it.
 BARE = constants(launch_s=0, launch_tp_s=0, launch_fsdp_s=0)
 VISIBLE = Software(overlap=False, tp_overlap="none")

@@ -83,9 +83,6 @@ def test_guesses_are_kept_by_name_beside_those_of_an_earlier_process(kept, monke
     assert [path.name for path in kept.parent.iterdir()] == ["03_ddp.json"]
 
 
-# no answer above its question ---------------------------------------------------------------------------------------
-
-
 def executed(*above, measured, unit="bytes"):
     """An executed notebook that asks and measures below the cells `above`."""
     asks, tells = code("guess = predict('n')"), code("guess.against(x)")

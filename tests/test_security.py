@@ -127,9 +127,6 @@ def test_gloo_uses_the_network_if_ranks_connect_on_it(on_a_network):
     }
 
 
-# ---- files and secrets -------------------------------------------------------------------------------------------
-
-
 def open_to_all(folder: Path) -> list[Path]:
     """World-writable files below a folder that others can reach."""
     mode = folder.stat().st_mode

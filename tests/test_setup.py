@@ -67,9 +67,6 @@ def clone(tmp_path):
     return Clone(tmp_path / "a clone")
 
 
-# what is installed, and when ------------------------------------------------------------------------------------------
-
-
 def test_setup_installs_torch_first_and_pinned_then_the_lock_then_the_package(clone):
     assert clone.setup().returncode == 0
     torch, rest, package = clone.pip()
@@ -106,8 +103,6 @@ def test_an_interrupted_setup_is_resumed_and_half_a_package_is_installed_anew(cl
     assert clone.setup().returncode == 0 and "-m venv" not in clone.calls.read_text()
     assert [path.name for path in packages.iterdir()] == ["whole-1.dist-info"]
 
-
-# which torch ----------------------------------------------------------------------------------------------------------
 
 CPU = "https://download.pytorch.org/whl/cpu"
 

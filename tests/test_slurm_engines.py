@@ -229,9 +229,6 @@ def until(true, limit_s: float = 180) -> bool:
     return done
 
 
-# ---- without Slurm ---------------------------------------------------------------------------------------------------
-
-
 def test_the_reason_a_step_ended_is_read_from_its_log():
     killed = "srun: error: node2: task 3: Killed\nsrun: Terminating StepId=1.0\nsrun: error: node1: tasks 0-1: Killed\n"
     time_up = "slurmstepd: error: *** JOB 7 ON node1 CANCELLED AT 2026-07-01T10:00:00 DUE TO TIME LIMIT ***\n" + killed

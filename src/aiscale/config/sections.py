@@ -171,9 +171,6 @@ class LoopConfig:
         return share // size, size
 
 
-# A model of Hugging Face ----------------------------------------------------------------------------------------------
-
-
 #: our name -> its names in config.json, by architecture
 _ALIASES = {
     "n_layer": ("num_hidden_layers", "n_layer", "num_layers"),
