@@ -25,10 +25,10 @@ from aiscale.lesson.grading import exercise, same
     ],
 )
 def attention_by_hand(attention):
-    for _ in range(3):
+    for batch in ([], [], [2]):
         heads, length, width = random.randint(2, 5), random.randint(4, 9), random.choice([3, 5, 7])
-        q, k, v = torch.randn(3, heads, length, width).double()
-        scores, past = q @ k.transpose(1, 2) / width**0.5, torch.ones(length, length).tril().bool()
+        q, k, v = torch.randn(3, *batch, heads, length, width).double()
+        scores, past = q @ k.transpose(-2, -1) / width**0.5, torch.ones(length, length).tril().bool()
         masked = scores.masked_fill(~past, -torch.inf)
         causes = {
             "each token sees later ones as well: the mask is missing": scaled_dot_product_attention(q, k, v),

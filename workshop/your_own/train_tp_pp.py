@@ -18,7 +18,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-#: Megatron's cut of a block: what goes in by columns, what comes out by rows; q, k, v are summed one by one.
+#: Megatron's cut of a block: into it by columns, out of it by rows. Backward, torch sums for q, k and v one by one.
 PLAN = {name: ColwiseParallel() for name in ("query", "key", "value", "up")}
 PLAN |= {name: RowwiseParallel() for name in ("out", "down")}
 
