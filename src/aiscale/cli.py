@@ -53,7 +53,7 @@ def _report(error: Exception) -> int:
             alone = place.size > 1 and not getattr(error, "failed_alike", True)  # set by fit
             who = f"rank {place.rank} of {place.size}: " * alone
             if ours and place.rank and not alone:
-                time.sleep(20)  # rank 0 says it, if its launcher does not end all with the first that fails
+                time.sleep(20 if place.launcher == "srun" else 0)  # rank 0 says it; srun ends all with the first
                 return status
         if lost_another_rank(error):
             gone = ", ".join(map(str, getattr(error, "gone", []))) or "another, whose own message says why"
