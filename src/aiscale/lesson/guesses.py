@@ -186,10 +186,10 @@ def predict(
 
 
 def card() -> None:
-    """Show each prediction of this notebook with guess, measured value and ratio."""
+    """Show each prediction of this notebook with guess, answer (measured or computed) and their ratio."""
     compared = [made for made in _made.values() if made.verdict]
     right = sum(made.verdict.grade in ("exact", "close") for made in compared)
-    table = [("prediction", "guess", "measured", "guess / measured", "")]
+    table = [("prediction", "guess", "answer", "guess / answer", "")]
     for made in compared:
         guess = "" if made.guess is None else made.say(made.guess)
         ratio = "" if made.verdict.ratio is None else f"{made.verdict.ratio:.3g}"
