@@ -91,6 +91,8 @@ FORMATS = {
     "fp4, scale by tensor": pair(by_tensor, "e2m1", "e2m1"),
     "mxfp4": (partial(block_scaled, size=32),) * 2,
     "nvfp4": pair(scaled, "e2m1", "e2m1", size=16, scale="e4m3"),
+    "control: products 0": (torch.zeros_like,) * 2,
+    "control: their gradients 0": (torch.clone, torch.zeros_like),
 }
 
 

@@ -68,7 +68,6 @@ exit 76
 
 @dataclass
 class Ended:
-    lesson: str
     said: str  #: its output
     calls: list[Call]
     seats: list[list[str]]  #: one line per rank that trained, in order, as NOTING writes them
@@ -118,7 +117,7 @@ def launched(nodes: Cluster, lesson: str, place: Path, *, env=None, folder=None,
     seats = [line.split() for line in lines if not line.startswith(" ")]  # of ranks, not of the batch script
     last = max(int(words[0]) for words in seats)
     ranks = sorted((words for words in seats if int(words[0]) == last), key=lambda words: int(words[1]))
-    return Ended(lesson, said, calls, ranks, [*train])
+    return Ended(said, calls, ranks, [*train])
 
 
 def seats_of(ended: Ended, per_node: int, **told: str | list[str]) -> None:
@@ -205,6 +204,16 @@ def test_forge_at_frontier(frontier, place, size):
     env, settings = {"AISCALE_ENVIRONMENT": str(place / ".venv")}, {} if size == "s" else {"parallel.tp": "2"}
     ended = launched(frontier, f"forge_{size}", place, env=env, **settings)
     losses_equal_those_without_slurm(ended, 16, place)
+
+
+@extended
+def test_refused_settings_are_told_although_srun_ends_all_ranks_with_the_first(perlmutter, place):
+    late = NOTING.replace("exec", '[ "$SLURM_PROCID" != 0 ] || sleep 3\nexec')  # rank 0 is the last to refuse
+    (place / ".venv/bin/python").write_text(late)
+    path, words = ROOT / "launchers/perlmutter/ddp.sbatch", ["--nodes=2", "--time=60"]
+    job = perlmutter.submit(path, *words, args=["--set", "parallel.tp=2"], cwd=place)
+    assert perlmutter.wait(job) == "FAILED"
+    assert "0: aiscale: parallel.tp is 2, but parallel.strategy ddp" in (place / f"ddp-{job}.out").read_text()
 
 
 @extended

@@ -158,12 +158,12 @@ class LoopConfig:
 
     def micro_batches(self, dp: int) -> tuple[int, int]:
         """(number of micro-batches, sequences in each) for one of `dp` data-parallel ranks."""
-        share, rest = divmod(self.global_batch, dp)
-        size, whole = self.micro_batch or share, dp * (self.micro_batch or 1)
+        share, whole = self.global_batch // dp, dp * (self.micro_batch or 1)
+        size = self.micro_batch or share
         remedies = {-(-self.global_batch // dp) * dp: " and loop.micro_batch=1"}
         remedies |= {-(-self.global_batch // whole) * whole: ""}
         require(
-            rest == 0 and share % size == 0,
+            self.global_batch % whole == 0,
             f"loop.global_batch {self.global_batch} is no multiple of dp {dp} x loop.micro_batch "
             f"{self.micro_batch or 1} = {whole}: set "
             + " or ".join(f"loop.global_batch={batch}{more}" for batch, more in remedies.items()),
