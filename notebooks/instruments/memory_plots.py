@@ -37,5 +37,6 @@ def draw(steps: Mapping[str, tuple[list[dict], list[int]]], ranks: int) -> None:
         for place, word in zip([0, *ends], ("forward", "backward", "update"), strict=True):
             ax.text(place + 6, 0.8 * ddp, word, fontsize=8, color=style.INK)
         ax.set(ylabel=f"{name} (MiB)", ylim=(0, 1.12 * ddp))
+        ax.set_title(f"at most {max(map(sum, zip(*stack, strict=True))):.0f} MiB", loc="right", fontsize=9)
     axes[-1].set(xlabel="operations", xlim=(0, max(ends[-1] for _, ends in steps.values()) + 90))
     figure.legend(*axes[0].get_legend_handles_labels(), ncols=3, loc="outside upper left")
