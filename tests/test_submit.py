@@ -70,7 +70,7 @@ def test_a_job_without_a_fault_is_submitted_as_it_was_checked(login, capsys):
     tested, submitted = (login / "calls").read_text().splitlines()
     assert tested == f"--test-only {submitted}" and submitted.endswith("fsdp.sbatch --set loop.steps=7")
     (price,) = [line for line in lines if "price" in line]
-    assert "at most 4 nodes x 0.5 h = 2 node-hours; charged: 2 GPU node-hours" in price
+    assert "at most 4 nodes x 0.5 h = 2 node-hours; charged to m1234: 2 GPU node-hours" in price
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,9 @@ def test_under_a_real_slurm_faults_are_named_and_a_job_without_one_is_submitted(
             assert found[name]["state"] == "wrong" and found[name]["remedy"], found[name]
             assert (found["Slurm"]["state"] == "wrong") == (name != "environment"), "Slurm refuses it too"
         part = checks("-t 30", file=FOLDER / "perlmutter/notebook.sbatch")
-        assert part["price"]["found"].endswith("0.5 node-hours; charged: 0.03125 CPU node-hours"), "8 of 128 cores"
+        assert part["price"]["found"].endswith("0.5 node-hours; charged to m1234: 0.03125 CPU node-hours"), (
+            "8 of 128 cores"
+        )
         assert part["Slurm"]["state"] == "ok", part
         found = checks("-N2", "-t 10", dry=False)
         assert {each["state"] for each in found.values()} == {"ok"}, found

@@ -359,9 +359,9 @@ def price(job: Launcher) -> Finding:
     cpus = int(options.get("cpus-per-task", "0")) * int(options.get("ntasks-per-node", "1"))
     charged = hours * place.charge_of(cpus, options.get("partition", ""), options.get("qos", ""))
     starts = f" x {job.starts} {'jobs' if job.chain > 1 else 'starts'}" if job.starts > 1 else ""
-    nodes = f"{job.nodes} node{'s' * (job.nodes > 1)}"
-    most = f"at most {nodes} x {job.hours:g} h{starts} = {hours:,.4g} node-hours"
-    return Finding("price", "ok", f"{most}; charged: {charged:,.4g} {place.scheduler.charge_unit}")
+    most = f"at most {job.nodes} node{'s' * (job.nodes > 1)} x {job.hours:g} h{starts} = {hours:,.4g} node-hours"
+    payer = options.get("account", "your default account")
+    return Finding("price", "ok", f"{most}; charged to {payer}: {charged:,.4g} {place.scheduler.charge_unit}")
 
 
 def _site(name: str | None, path: Path) -> Site:

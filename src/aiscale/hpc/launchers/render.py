@@ -113,8 +113,8 @@ def head(job: _Job) -> list[str]:
         lines.append("A first try: sbatch -t 30, and --set loop.steps=50 --set optimizer.warmup_steps=5.")
     if lesson.work == "train":
         lines += expected(job)
-    reasons = f"Reasons and sources: {'README.md' if place.name in SHIPPED else 'the profile of the site'}"
-    return [*lines, f"{lesson.call or f'Submit: aiscale submit {name}.'} {reasons}"]
+    call, more = lesson.call or f"Submit: aiscale submit {name}.", "launchers/" * (place.name not in SHIPPED)
+    return [*lines, f"{call} More: {more}README.md"]
 
 
 def expected(job: _Job) -> list[str]:
@@ -143,8 +143,7 @@ def fits(lesson: Lesson, place: Site) -> bool:
 
 
 def _clock(hours: float) -> str:
-    minutes = round(hours * 60)
-    return f"{minutes // 60:02}:{minutes % 60:02}:00"
+    return "{:02}:{:02}:00".format(*divmod(round(hours * 60), 60))
 
 
 def _finish(text: str) -> str:

@@ -204,6 +204,7 @@ class Site:
     cpus: Cpus = field(default_factory=Cpus)  #: for what needs no GPU; without them it gets a whole node
     environment: str = ""  #: the default of ENVIRONMENT in launchers
     environment_hint: str = ""  #: alternatives to it
+    runs_hint: str = "results; all nodes must see it"  #: where RUNS lies, and how long files stay there
     edit: str = ""  #: more lines of a launcher's block EDIT
     step: str = ""  #: more words of srun in launchers, which EDIT sets
     pbs: tuple[str, ...] = ()  #: #PBS options of a site without Slurm, whose `srun` has mpiexec's
