@@ -20,7 +20,7 @@ import papermill
 import pytest
 
 from aiscale import cluster
-from aiscale.cluster import engine, guard, processes
+from aiscale.cluster import engine, guard
 from aiscale.cluster.cells import Output, Pending
 from aiscale.cluster.errors import Failure, RankError, name_ranks, own_frames
 from aiscale.distributed import host_store
@@ -394,14 +394,6 @@ def test_a_host_name_that_does_not_resolve():
         ["unshare", "--uts", "sh", "-c", shell, sys.executable, program], capture_output=True, text=True, timeout=100
     )
     assert "2 ranks on no-such-host.invalid" in done.stdout and "[rank 1] 1" in done.stdout, done.stderr
-
-
-@pytest.mark.extended
-def test_a_rank_without_news_is_found_by_asking_again(monkeypatch):
-    monkeypatch.setattr(processes, "_NEWS_S", 0.05)
-    with cluster.start(2) as pair:
-        pair.execute("total = torch.ones(1); dist.all_reduce(total)")
-        assert [float(total) for total in pair["total"]] == [2.0, 2.0]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import torch
 
 matplotlib.use("Agg")
 
-from aiscale import cost, plots  # noqa: E402
+from aiscale import cost  # noqa: E402
 from aiscale.config import Run  # noqa: E402
 from ranks import TRAINING, run_ranks  # noqa: E402
 
@@ -249,15 +249,3 @@ def test_a_traced_step_shows_all_work_in_the_order_of_the_schedule(tmp_path):
             assert [(e.kind, e.name) for e in mine] == [(w.kind, str(w.micro_batch)) for w in order]
             assert all(a.end_s <= b.start_s for a, b in zip(mine, mine[1:], strict=False))
             assert all(event.end_s - event.start_s >= least[event.kind] for event in mine)
-
-
-def test_a_prediction_is_a_strip_below_the_measured_boxes_of_its_lane():
-    predicted = cost.pipeline_timeline("interleaved", 2, 4, 2)
-    late = [event._replace(start_s=event.start_s + 1, end_s=event.end_s + 2) for event in predicted]
-    ax = plots.pipeline(late, predicted)
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["rank 0", "rank 1"]
-    boxes = [bar for bar in ax.containers if bar.get_label().startswith("_measured")]
-    strips = [bar for bar in ax.containers if bar.get_label().startswith("_predicted")]
-    assert len(boxes) == len(strips) == len(predicted)
-    for (box,), (strip,) in zip(boxes, strips, strict=True):
-        assert 0 < strip.get_y() - (box.get_y() + box.get_height()) < strip.get_height() < box.get_height()

@@ -39,28 +39,23 @@ def timeline(
 
 
 def pipeline(events: Events = (), predicted: Events = (), *, ax: Axes | None = None) -> Axes:
-    """Pipeline schedules: one row per rank, one box per piece of work; the gaps between boxes are the bubble. A name is
-    the micro-batch, "3", or with several chunks on a rank also the chunk, "3.1", which has its own lane. predicted
-    events beside measured ones are a pale strip below the boxes."""
-    groups, _ = _groups(events, predicted)
-    rows = [("measured", rank) for rank in sorted({event.rank for _, group in groups for event in group})]
-    lanes = 1 + max(_piece(event) for _, group in groups for event in group)
-    ghosts = len(groups) > 1
-    ax = style.new_axes(ax, 7.5, 0.9 + (0.2 + (0.24 if ghosts else 0.14) * lanes) * len(rows))
-    begin = {kind: min(event.start_s for event in group) for kind, group in groups}
-    span = max(event.end_s - begin[kind] for kind, group in groups for event in group)
+    """A pipeline's schedule, measured or predicted: one row per rank, one box per piece of work; the gaps between boxes
+    are the bubble. A name is the micro-batch, "3", or with several chunks on a rank also the chunk, "3.1", which has
+    its own lane."""
+    groups, rows = _groups(events, predicted)
+    ((kind, group),) = groups
+    lanes = 1 + max(map(_piece, group))
+    ax = style.new_axes(ax, 7.5, 0.9 + (0.2 + 0.14 * lanes) * len(rows))
+    begin = min(event.start_s for event in group)
+    span = max(event.end_s for event in group) - begin
     factor, unit = _milliseconds(span)
-    tall = 0.84 / lanes
-    for kind, group in groups:
-        ghost = ghosts and kind == "predicted"
-        share, shift = (0.24, 0.38) if ghost else (0.7, -0.15) if ghosts else (1, 0)
-        for event in group:
-            lane = rows.index(("measured", event.rank)) + 0.84 * ((_piece(event) + 0.5) / lanes - 0.5) + shift * tall
-            number = event.name.partition(".")[0]
-            # The share of the width that 7-point digits take at 7.5 inches
-            fits = not ghost and (event.end_s - event.start_s) / span > 0.0105 * len(number) + 0.003
-            moved = event._replace(start_s=event.start_s - begin[kind], end_s=event.end_s - begin[kind])
-            _bar(ax, lane, share * tall, moved, kind, factor, number if fits else "", fontsize=7, linewidth=0.6)
+    for event in group:
+        lane = rows.index((kind, event.rank)) + 0.84 * ((_piece(event) + 0.5) / lanes - 0.5)
+        number = event.name.partition(".")[0]
+        # The share of the width that 7-point digits take at 7.5 inches
+        fits = (event.end_s - event.start_s) / span > 0.0105 * len(number) + 0.003
+        moved = event._replace(start_s=event.start_s - begin, end_s=event.end_s - begin)
+        _bar(ax, lane, 0.84 / lanes, moved, kind, factor, number if fits else "", fontsize=7, linewidth=0.6)
     ax.set_xlim(0, span * factor * 1.005)
     ax.grid(visible=False)
     return _finish(ax, groups, rows, unit)
