@@ -59,6 +59,14 @@ class Cluster(rehearsal.Cluster):
             raise rehearsal.RehearsalError(done.stderr.strip())
         return done.stdout.strip()
 
+    def accepts(self, launchers: Path) -> None:
+        """Check that Slurm accepts a folder's files, on as many nodes as are here instead of their own number."""
+        for path in (files := sorted(launchers.glob("*.sbatch"))):
+            size = [] if re.search(r"--nodes=1\b", path.read_text()) else [f"--nodes={self.nodes}"]
+            done = self.login(["sbatch", "--test-only", *size, path], capture_output=True)
+            assert done.returncode == 0 and "to start at" in done.stderr, f"{path.name}: {done.stderr}"
+        assert files
+
     def wait(self, job: str, *, timeout_s: float = 300) -> str:
         """Wait for a job to end; returns its state, such as COMPLETED."""
         end_at = time.monotonic() + timeout_s

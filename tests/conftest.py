@@ -187,6 +187,14 @@ def frontier():
         yield nodes
 
 
+@pytest.fixture(scope="module")
+def perlmutter():
+    from centre import Cluster
+
+    with Cluster(site="perlmutter", nodes=2) as nodes:
+        yield nodes
+
+
 @pytest.fixture
 def place():
     """A folder that all virtual nodes see: not below /tmp, which is private to each node."""

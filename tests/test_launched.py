@@ -25,12 +25,8 @@ from rehearsal import settings as needs
 from rehearsal.settings import user_name
 
 ROOT = Path(__file__).parents[1]
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.timeout(1800),  # each starts up to 32 Pythons, which takes minutes on a busy machine
-]
-# Five minutes of two cores in total: one test runs in make test, the others only in make test-all.
-extended = pytest.mark.extended
+# each starts up to 32 Pythons, which takes minutes on a busy machine
+pytestmark = [pytest.mark.slurm, pytest.mark.extended, pytest.mark.timeout(1800)]
 
 TINY = {
     "data.corpus": "embedded",
@@ -75,12 +71,6 @@ class Ended:
 
     def asked(self, program: str) -> list[tuple[str, ...]]:
         return [call.args for call in self.calls if call.program == program]
-
-
-@pytest.fixture(scope="module")
-def perlmutter():
-    with Cluster(site="perlmutter", nodes=2) as nodes:
-        yield nodes
 
 
 @pytest.fixture
@@ -148,7 +138,6 @@ def losses(runs: Path) -> list[tuple[str, int, float]]:
     return [(row["kind"], row["step"], row.get("loss", row.get("val_loss"))) for row in rows if row["kind"] != "rank"]
 
 
-@extended
 def test_ddp_at_frontier_from_an_environment_that_sbcast_packs_onto_each_nodes_nvme(frontier, place):
     archive = packed(place)
     ended = launched(frontier, "ddp", place, env={"AISCALE_ENVIRONMENT": str(archive)})
@@ -167,7 +156,6 @@ def test_ddp_at_frontier_from_an_environment_that_sbcast_packs_onto_each_nodes_n
     losses_equal_those_without_slurm(ended, 16, place)
 
 
-@extended
 def test_zero_at_perlmutter_in_a_container(perlmutter, place):
     env = {"AISCALE_ENVIRONMENT": "container", "PATH": f"{place}/.venv/bin:{needs.search_path()}"}
     ended = launched(perlmutter, "zero", place, env=env)
@@ -178,16 +166,12 @@ def test_zero_at_perlmutter_in_a_container(perlmutter, place):
     losses_equal_those_without_slurm(ended, 8, place)
 
 
-@pytest.mark.parametrize(
-    "lesson, settings",
-    [
-        pytest.param("fsdp", {}, marks=extended),
-        pytest.param("3d_22b", {"parallel.tp": "2", "parallel.pp": "2"}, marks=extended),
-        pytest.param("3d_175b", {"parallel.tp": "2", "parallel.pp": "2"}, marks=extended),
-        pytest.param("radius_355m", {"compression.warmup_steps": "1", "compression.interval": "2"}, marks=extended),
-        pytest.param("radius_2b", {"compression.warmup_steps": "1", "compression.interval": "2"}, marks=extended),
-    ],
-)
+PARTS = {"parallel.tp": "2", "parallel.pp": "2"}
+MASKS = {"compression.warmup_steps": "1", "compression.interval": "2"}
+LESSONS = {"fsdp": {}, "3d_22b": PARTS, "3d_175b": PARTS, "radius_355m": MASKS, "radius_2b": MASKS}
+
+
+@pytest.mark.parametrize("lesson, settings", LESSONS.items())
 def test_other_strategies_at_perlmutter_with_the_sites_module(perlmutter, place, lesson, settings):
     ended = launched(perlmutter, lesson, place, **settings)
     [reset, (load, module)] = ended.asked("module")
@@ -198,7 +182,6 @@ def test_other_strategies_at_perlmutter_with_the_sites_module(perlmutter, place,
     losses_equal_those_without_slurm(ended, 8, place)
 
 
-@extended
 @pytest.mark.parametrize("size", "sml")
 def test_forge_at_frontier(frontier, place, size):
     env, settings = {"AISCALE_ENVIRONMENT": str(place / ".venv")}, {} if size == "s" else {"parallel.tp": "2"}
@@ -206,7 +189,6 @@ def test_forge_at_frontier(frontier, place, size):
     losses_equal_those_without_slurm(ended, 16, place)
 
 
-@extended
 def test_refused_settings_are_told_although_srun_ends_all_ranks_with_the_first(perlmutter, place):
     late = NOTING.replace("exec", '[ "$SLURM_PROCID" != 0 ] || sleep 3\nexec')  # rank 0 is the last to refuse
     (place / ".venv/bin/python").write_text(late)
@@ -216,7 +198,6 @@ def test_refused_settings_are_told_although_srun_ends_all_ranks_with_the_first(p
     assert "0: aiscale: parallel.tp is 2, but parallel.strategy ddp" in (place / f"ddp-{job}.out").read_text()
 
 
-@extended
 def test_scaling_and_study_at_perlmutter_store_their_rows(perlmutter, place):
     text = 'name = "two"\nrepeats = 1\n[base]\nsize = "2x64"\ndata_kib = 4\nstrategy = "ddp"\n[vary]\nranks = [1, 2]\n'
     (place / "two.toml").write_text(text)
@@ -232,14 +213,10 @@ def test_scaling_and_study_at_perlmutter_store_their_rows(perlmutter, place):
 
 
 @pytest.mark.parametrize("name", ["lumi", "odo"])
-@extended
 def test_ddp_at_centres_whose_files_are_rendered_on_demand(place, name, capsys):
     assert main(["launchers", "--site", name, "--out", str(place)]) == 0
     with Cluster(site=name, nodes=2) as nodes:
-        for path in sorted((place / name).glob("*.sbatch")):
-            size = [] if re.search(r"--nodes=1\b", path.read_text()) else ["--nodes=2"]
-            done = nodes.login(["sbatch", "--test-only", *size, path], capture_output=True)
-            assert done.returncode == 0 and "to start at" in done.stderr, f"{path.name}: {done.stderr}"
+        nodes.accepts(place / name)
         env = {"AISCALE_ENVIRONMENT": str(place / ".venv")}
         ended = launched(nodes, "ddp", place, env=env, folder=place / name)
     contained = [args for args in ended.asked("singularity") if "train" in args]
@@ -249,7 +226,6 @@ def test_ddp_at_centres_whose_files_are_rendered_on_demand(place, name, capsys):
     losses_equal_those_without_slurm(ended, 16, place)
 
 
-@extended
 def test_a_job_resumes_after_slurm_killed_its_frozen_ranks(perlmutter, place):
     (place / ".venv/bin/python").write_text(FROZEN.replace("@python@", sys.executable))
     path = ROOT / "launchers/perlmutter/ddp.sbatch"
@@ -259,7 +235,6 @@ def test_a_job_resumes_after_slurm_killed_its_frozen_ranks(perlmutter, place):
     assert "Restarts=1" in shown
 
 
-@extended
 def test_the_page_from_lesson_to_run_leads_to_a_chain_of_three_jobs_that_ends_by_itself(perlmutter, place):
     page = (ROOT / "launchers/from_lesson_to_run.md").read_text()
     commands = re.search(r"## Rehearse it first.*?```\n(.*?)```", page, re.S)[1]

@@ -231,7 +231,9 @@ def test_the_training_command_parses_and_fits_the_ranks_and_gpu_memory(path, set
     run = run_of(words)
     assert run.loop.hang_timeout_s == 1200, "file systems of centres pause for longer than the default allows"
     assert run.parallel.distributed_optimizer == lesson.name.startswith(("3d", "forge"))
-    run.check_world(ranks)
+    fitting = re.search(r"fits -N ([\d, or]+)", (FOLDER / path).read_text())
+    for nodes in (job.nodes, *map(int, re.findall(r"\d+", fitting[1] if fitting else ""))):
+        run.check_world(nodes * place.node.ranks_per_node)
     assert run.loop.steps == 7, "what follows the file's name reaches aiscale train"
     parsed = _parser("train").parse_args(words)
     assert (

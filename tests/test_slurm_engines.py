@@ -19,9 +19,11 @@ from aiscale.cluster import engine
 from aiscale.cluster.slurm import Job, SlurmLauncher, first_end, public
 from aiscale.hpc.sites import names as site_names
 from aiscale.hpc.sites import site
+from ranks import wait_until
 
 ROOT = Path(__file__).parents[1]
-SMALL = {"n_ranks": 2, "n_steps": 3}  # for lesson 03
+SMALL = [ROOT / "notebooks/03_ddp.ipynb", "--parameter=n_ranks=2", "--parameter=n_steps=3"]
+NOTEBOOKS = [sys.executable, "-m", "aiscale", "notebooks", *SMALL]
 
 
 def on_login(nodes, place: Path, program: str, **env: str) -> subprocess.CompletedProcess:
@@ -56,26 +58,33 @@ def texts(notebook: Path) -> str:
 @pytest.mark.timeout(620)
 def test_lesson_03_runs_unchanged_under_slurm_from_the_login_node(frontier):
     """As in the README: without AISCALE_RUNS, in a folder that compute nodes see."""
-    words = [f"--parameter={name}={value}" for name, value in SMALL.items()]
     env = {"AISCALE_ENGINES": "slurm", "SBATCH_ACCOUNT": "ABC123", "SBATCH_TIMELIMIT": "10"}
     with tempfile.TemporaryDirectory(prefix="aiscale-test-", dir="/var/tmp") as out:
-        command = [
-            sys.executable,
-            "-m",
-            "aiscale",
-            "notebooks",
-            ROOT / "notebooks/03_ddp.ipynb",
-            *words,
-            f"--out={out}",
-        ]
-        done = frontier.login(command, env=env, cwd=Path(out), capture_output=True, timeout=600)
+        done = frontier.login([*NOTEBOOKS, f"--out={out}"], env=env, cwd=Path(out), capture_output=True, timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr
         shown = texts(Path(out, "notebooks/03_ddp.ipynb"))
         assert re.search(r"2 ranks on node1 in [\d.]+ s \(gloo", shown)
         job = re.search(r"job (\d+) is RUNNING on node1", shown)[1]
         assert frontier.wait(job) == "CANCELLED"
         runs = Path(out, "runs")  # in the starting folder, and cleaned up
-        assert until(lambda: not list(runs.iterdir())), [*runs.rglob("*")]
+        wait_until(lambda: not list(runs.iterdir()), 180, "runs is empty")
+
+
+@pytest.mark.extended
+@pytest.mark.slurm
+@pytest.mark.notebook
+@pytest.mark.timeout(1800)
+def test_a_lesson_in_a_batch_job_prints_what_its_ranks_print_without_slurm(frontier, perlmutter, place):
+    command = [*NOTEBOOKS, "--core", f"--out={place}/without"]
+    subprocess.run(command, cwd=place, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+    for nodes in (frontier, perlmutter):
+        name = nodes.settings.site.name
+        env = {"AISCALE_ENVIRONMENT": sys.prefix, "AISCALE_RUNS": str(place / name)}
+        job = nodes.submit(ROOT / f"launchers/{name}/notebook.sbatch", args=[*SMALL, "--core"], cwd=place, env=env)
+        assert nodes.wait(job, timeout_s=900) == "COMPLETED", (place / f"notebook-{job}.out").read_text()
+    exact = r"(?m)^(?:step \d+ loss|\[rank \d+\]|\w+: calls) .*"  # losses, distances of gradients, messages, bytes
+    there, *without = [re.findall(exact, texts(path)) for path in place.rglob("03_ddp.ipynb")]
+    assert [there, there] == without and len(there) >= 14, (there, without)
 
 
 @pytest.mark.slurm
@@ -148,7 +157,7 @@ def test_from_the_login_node(frontier, place):
     _, job = sorted(set(jobs(frontier)) - before, key=int)
     # the kernel was killed, so the guard process cleans up
     assert frontier.wait(job) == "CANCELLED"
-    assert until(lambda: not list(place.glob("runs/engines-*")))
+    wait_until(lambda: not list(place.glob("runs/engines-*")), 180, "its folder is gone")
 
 
 @pytest.mark.slurm
@@ -192,7 +201,7 @@ def test_a_pending_job_says_why_and_is_cancelled_when_nobody_waits_for_it(fronti
     assert lines[3].startswith("ClusterError cluster.start: partition gpu is not among scheduler.partition")
     assert lines[4] == "ClusterError cluster.start: there is no option acount: did you mean account?"
     assert len(lines) == 5
-    assert until(lambda: set(jobs(frontier).values()) <= {"CANCELLED", "COMPLETED"}), jobs(frontier)
+    wait_until(lambda: set(jobs(frontier).values()) <= {"CANCELLED", "COMPLETED"}, 180, "all jobs have ended")
 
 
 @pytest.mark.extended
@@ -220,13 +229,6 @@ def test_inside_a_job_ranks_are_a_step_of_it(frontier, place):
 def write(path: Path, text: str) -> Path:
     path.write_text(text)
     return path
-
-
-def until(true, limit_s: float = 180) -> bool:
-    end_at = time.monotonic() + limit_s
-    while not (done := true()) and time.monotonic() < end_at:
-        time.sleep(0.1)
-    return done
 
 
 def test_the_reason_a_step_ended_is_read_from_its_log():
