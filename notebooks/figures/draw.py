@@ -542,7 +542,77 @@ def encoder_decoder():
     view(ax, -2.9, 9.6, -2.8, 0.8, names=parts)
 
 
-SIMPLE = (rendezvous, broadcast_rounds, zero_stages, fsdp_step, mlp_cut, number_formats)
+def waits(steps=4, entries=12, sent=5, seed=2):
+    """Radius on one rank: what each entry holds, and which entries are sent; at the last step the mask is full."""
+    axes = plt.subplots(1, steps, figsize=(7.5, 2.2), sharey=True, layout="constrained")[1]
+    numbers = torch.Generator().manual_seed(seed)
+    mask = torch.randperm(entries, generator=numbers)[:sent]
+    residual, names = torch.zeros(entries), {"sent, on all ranks": WEIGHTS, "waits": style.EVENT_COLORS["data"]}
+    for step, ax in enumerate(axes):
+        total = residual + torch.rand(entries, generator=numbers) + 0.2
+        goes = torch.zeros(entries, dtype=torch.bool)
+        goes[mask if step < steps - 1 else slice(None)] = True
+        for entry in range(entries):
+            color = WEIGHTS if goes[entry] else style.EVENT_COLORS["data"]
+            box(ax, entry, 0, 0.8, total[entry].item(), color)
+            if residual[entry]:  # this step's gradient stands on what has waited
+                ax.plot([entry, entry + 0.8], [residual[entry].item()] * 2, color=style.PAPER, linewidth=1.2)
+        residual = total.masked_fill(goes, 0)
+        say(ax, entries / 2, -0.45, f"step {step + 1}" if step < steps - 1 else "step T: all", 9.5, color=style.MUTED)
+        ax.set(xlim=(-0.5, entries + 0.3), ylim=(-0.8, 4))
+        ax.set_axis_off()
+    axes[0].figure.legend(handles=style.legend_handles(names, bars=True), loc="outside upper center", ncols=2)
+
+
+def bamboo(lost=None):
+    """Each rank holds its own stage and a copy of the next one's, which it computes with; a lost rank's is needed."""
+    ax = plt.subplots(figsize=(7.5, 1.65), layout="constrained")[1]
+    alive = [rank for rank in range(RANKS) if rank != lost]
+    for rank in range(RANKS):
+        x, there = 3 * rank, rank in alive
+        line = {"edgecolor": style.MUTED, "linestyle": "-" if there else ":"}
+        color = style.RANK_COLORS[rank] if there else style.PAPER
+        tile(ax, x, 0, 1.8, 0.62, color, f"stage {rank}" if there else "lost", 9.5, **line)
+        say(ax, x, 0.68, f"rank {rank}", 9.5, color=style.MUTED)
+        if there and rank + 1 < RANKS:  # the copy, pale while it is only computed with
+            of_next = style.RANK_COLORS[rank + 1]
+            spare = of_next if rank + 1 == lost else style.tint(of_next, 0.3)
+            tile(ax, x, -0.78, 1.8, 0.62, spare, f"copy of {rank + 1}", 9.5, edgecolor=of_next)
+    for left, right in zip(alive, alive[1:]):  # noqa: B905
+        y = -0.78 if right - left > 1 else 0
+        ends = (3 * left + 0.95, y), (3 * right - 0.95, y / 2)
+        arrow(ax, *(ends if lost is None else ends[::-1]))
+    say(ax, 1.5, 0.3, "forward" if lost is None else "backward", 9)
+    view(ax, -1.3, 3 * RANKS - 1.7, -1.2, 1)
+
+
+def chunks(count=8, room=3):
+    """Which chunks of weights a device has at each turn of a step, its second; a dot: the chunk has just come."""
+    ax, here, turns = (
+        plt.subplots(figsize=(7.5, 3.4), layout="constrained")[1],
+        [],
+        [*range(count), *range(count)[::-1]],
+    )
+    for turn, used in enumerate(turns * 2):
+        came = used not in here
+        here = [*(here if not came else here[-room + 1 :]), used]
+        here = list(dict.fromkeys(reversed(here)))[::-1]  # the newest stands last
+        if turn < len(turns):
+            continue
+        x = turn - len(turns) + (0.5 if turn >= 1.5 * len(turns) else 0)
+        for chunk in range(count):
+            color = WEIGHTS if chunk == used else BORROWED if chunk in here else style.PAPER
+            box(ax, x, chunk, 0.86, 0.86, color, edgecolor=style.FAINT, linewidth=0.8)
+        if came:
+            ax.add_patch(Circle((x + 0.43, used + 0.43), 0.17, facecolor=style.PAPER, linewidth=0))
+    for chunk in range(count):
+        say(ax, -0.2, chunk + 0.43, f"chunk {chunk}", 9.5, ha="right")
+    for half, name in enumerate(("forward", "backward")):
+        say(ax, (count + 0.5) * half + count / 2, count + 0.15, name, 9.5, va="top", color=style.MUTED)
+    view(ax, -2, 2 * count + 0.6, count + 0.7, -0.2, names={"in use": WEIGHTS, "on the device": BORROWED})
+
+
+SIMPLE = (rendezvous, broadcast_rounds, zero_stages, fsdp_step, mlp_cut, number_formats, waits, bamboo, chunks)
 SIMPLE += (thread_blocks, warp_reads, product_tiles, small_tape, encoder_decoder)
 DRAWINGS = {function.__name__: function for function in SIMPLE} | {
     "ring_reduce_scatter": partial(ring, 0),
@@ -552,6 +622,7 @@ DRAWINGS = {function.__name__: function for function in SIMPLE} | {
     "field_ddp": partial(divided, "ddp"),
     "field_fsdp_tp_pp": partial(divided, "fsdp", "tp", "pp"),
     "field_3d": partial(divided, "3d", order=COPIES),
+    "bamboo_lost": partial(bamboo, lost=2),
     "ranks_8": partial(rank_grid, tp=2, pp=2, dp=2, per_node=4),
     "ranks_16": partial(rank_grid, tp=4, pp=2, dp=2, per_node=8),
     "node_frontier": partial(node, "frontier"),

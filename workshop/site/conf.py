@@ -10,7 +10,9 @@ import base64
 import html
 import os
 import re
+import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import latex2mathml.converter
 import nbformat
@@ -28,14 +30,20 @@ suppress_warnings = ["myst.xref_missing", "toc.not_included", "misc.highlighting
 html_theme = "sphinx_book_theme"
 html_theme_options = {"show_navbar_depth": 1, "home_page_in_toc": False, "use_download_button": False}
 html_theme_options["footer_content_items"] = []  # else "By Author name not set"
-if repository := os.environ.get("REPOSITORY_URL"):  # where it is published; without it there are no buttons
+# Where it is published. Without it there are no launch buttons, and none that only GitHub or GitLab has on another host.
+repository = os.environ.get("REPOSITORY_URL", "").rstrip("/").removesuffix(".git")
+hub = next((kind for kind in ("github", "gitlab") if kind in urlsplit(repository).netloc), "")
+if hub:
     html_theme_options |= {"repository_url": repository, "use_repository_button": True, "use_issues_button": True}
+elif repository:
+    print(f"REPOSITORY_URL is {repository}, neither GitHub nor GitLab: the site has no launch buttons", file=sys.stderr)
 html_static_path = ["site.css", "guesses.js"]
 html_css_files, html_js_files = ["site.css"], ["guesses.js"]
 html_math_renderer = "mathml"
 html_show_sourcelink = html_show_copyright = html_show_sphinx = False
 
 HERE = Path(__file__).parent
+COLAB, COLAB_URL = ("00_start_here", "03_ddp"), "https://colab.research.google.com"  #: lessons with a set-up there
 # What runs in a reader's browser, from a web server; the workflows that publish the site write these pages.
 PLAY = """Two pages run Python in yours: <a href="play/index.html">the planner</a>, and
 <a href="play/puzzle.html">a puzzle</a> in which you program four ranks."""
@@ -67,11 +75,34 @@ def cards(folder: str) -> str:
     return "\n".join([*grid, "::::"])
 
 
+def start() -> str:
+    """How a reader of the index gets to run the lessons, in Markdown."""
+    if not repository:
+        return ""
+    on = {f"notebooks/{lesson}": lesson[:2] for lesson in COLAB}
+    if repository.startswith("https://github.com/"):
+        there = repository.replace("https://github.com", "https://codespaces.new")
+        lessons = " and ".join(f"[{number}]({page}.ipynb)" for page, number in on.items())
+        return f"[Start in a browser]({there}): Codespaces. On Colab: lessons {lessons}, whose pages say how."
+    return f"On your machine: `git clone {repository}`, then `make lab` in the new folder."
+
+
+def on_colab(lesson: str) -> str:
+    """The set-up of a lesson on Colab, in Markdown."""
+    there = repository.replace("https://github.com", f"{COLAB_URL}/github") + f"/blob/main/notebooks/{lesson}.ipynb"
+    open_it = f"[open the lesson]({there})" if repository.startswith("https://github.com/") else "upload the lesson"
+    return f"""**On [Colab]({COLAB_URL})**: {open_it}, make this its first cell, and run it; it takes one or two minutes.
+
+```
+!git clone -q --depth 1 {repository} /content/aiscale && bash /content/aiscale/scripts/colab.sh
+%cd /content/aiscale/notebooks
+```"""
+
+
 def fill(app, doc: str, source: list[str]) -> None:
     if doc == "index":
         source[0] = re.sub(r"^\{\{cards (\S+)\}\}$", lambda line: cards(line[1]), source[0], flags=re.M)
-        start = repository and repository.replace("https://github.com", "https://codespaces.new")
-        source[0] = source[0].replace("{{start}}", f"[Start in a browser]({start}): Codespaces." if start else "")
+        source[0] = source[0].replace("{{start}}", start())
         source[0] = source[0].replace("{{play}}", PLAY if repository else "")
 
 
@@ -79,6 +110,10 @@ def ask(app) -> None:
     """Turn predictions of executed notebooks into forms, and what was measured into answers that guesses.js hides."""
     for path in HERE.glob("notebooks/**/*.ipynb"):
         notebook = nbformat.read(path, as_version=4)
+        # papermill's own cell names a folder of the machine that ran the lesson
+        notebook.cells = [c for c in notebook.cells if "injected-parameters" not in c.metadata.get("tags", [])]
+        if repository and path.stem in COLAB:
+            notebook.cells.insert(1, nbformat.v4.new_markdown_cell(on_colab(path.stem)))
         for output in (output for cell in notebook.cells for output in cell.get("outputs", ())):
             facts, data = output.get("metadata", {}).get("aiscale", {}), output.get("data", {})
             if "predict" in facts:

@@ -13,7 +13,7 @@ A deck is one HTML file with reveal.js in it. Its source, in which an expression
     |||                                between two columns
     ![what it shows](plots:memory_bars({...}))        a figure of `aiscale.plots`
     ![what it shows](../notebooks/figures/layer.svg)   a drawing of notebooks/figures/draw.py
-    ![what it shows](notebook:03_ddp#c20c3268)        the figure of an executed cell
+    ![what it shows](notebook:03_ddp#c20c3268)        the figure of an executed cell; a second one waits for a key
     Source: predicted by `cost`        under the figure, one of KINDS
     Note: what the speaker says, until the end of the slide
 """
@@ -119,9 +119,9 @@ class Deck:
                 form, content = "svg+xml", self.drawn(what)
             else:
                 form, content = "svg+xml", (find_root() / "figures" / what).read_bytes()
-            alt = html.escape(alt, quote=True)
+            alt, then = html.escape(alt, quote=True), ' class="fragment"' if end else ""
             image = f'<img src="{_data(f"image/{form}", content)}" alt="{alt}">' if content else f"{alt}: not run yet"
-            parts += [_html(text[end : figure.start()]), Markup(f"<figure>{image}</figure>")]
+            parts += [_html(text[end : figure.start()]), Markup(f"<figure{then}>{image}</figure>")]
             end = figure.end()
         return [part for part in [*parts, _html(text[end:])] if part]
 

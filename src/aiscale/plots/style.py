@@ -100,7 +100,7 @@ def series_colors(labels: Iterable[str]) -> dict[str, str]:
     for label in labels:
         name = named(label)
         base = _NAMED[name] if name else next(spare)
-        others = ([0.62 * c for c in to_rgb(base)], tint(base, 0.5), [0.4 * c for c in to_rgb(base)])
+        others = ([0.62 * c for c in to_rgb(base)], [0.4 * c for c in to_rgb(base)], tint(base, 0.5))
         shades = (base, *map(to_hex, others))
         colors[label] = next((shade for shade in shades if shade not in colors.values()), base)
     return colors
@@ -157,7 +157,7 @@ def bar_style(kind: str, color: str) -> dict:
     if kind == "measured":
         return {"facecolor": color, "edgecolor": PAPER, "linewidth": 0.8}
     if kind == "predicted":
-        return {"facecolor": tint(color, 0.28), "edgecolor": color, "linewidth": 1.1, "linestyle": (0, (3, 2))}
+        return {"facecolor": tint(color, 0.45), "edgecolor": color, "linewidth": 1.4, "linestyle": (0, (3, 2))}
     return {"facecolor": PAPER, "edgecolor": color, "linewidth": 1.3}
 
 
