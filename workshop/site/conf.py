@@ -30,7 +30,7 @@ suppress_warnings = ["myst.xref_missing", "toc.not_included", "misc.highlighting
 html_theme = "sphinx_book_theme"
 html_theme_options = {"show_navbar_depth": 1, "home_page_in_toc": False, "use_download_button": False}
 html_theme_options["footer_content_items"] = []  # else "By Author name not set"
-# Where it is published. Without it there are no launch buttons, and none that only GitHub or GitLab has on another host.
+# Where it is published. Without it there are no launch buttons, and on a host that is neither GitHub nor GitLab none.
 repository = os.environ.get("REPOSITORY_URL", "").rstrip("/").removesuffix(".git")
 hub = next((kind for kind in ("github", "gitlab") if kind in urlsplit(repository).netloc), "")
 if hub:
@@ -91,7 +91,7 @@ def on_colab(lesson: str) -> str:
     """The set-up of a lesson on Colab, in Markdown."""
     there = repository.replace("https://github.com", f"{COLAB_URL}/github") + f"/blob/main/notebooks/{lesson}.ipynb"
     open_it = f"[open the lesson]({there})" if repository.startswith("https://github.com/") else "upload the lesson"
-    return f"""**On [Colab]({COLAB_URL})**: {open_it}, make this its first cell, and run it; it takes one or two minutes.
+    return f"""**On [Colab]({COLAB_URL})**: {open_it}, make this its first cell and run it; it takes a minute or two.
 
 ```
 !git clone -q --depth 1 {repository} /content/aiscale && bash /content/aiscale/scripts/colab.sh
