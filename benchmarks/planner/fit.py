@@ -35,7 +35,7 @@ MEMORY = (
     "allocator", "base_bytes", "smi_cache",
 )  # fmt: skip
 TIME = tuple(name for name in FITTED if name not in MEMORY)
-FREE = ("launch_node_s", "launch_peer_s")  #: without a charge: one source alone shows them
+FREE = ("further_node_s", "launch_peer_s")  #: without a charge: one source alone shows them
 
 
 def rows_of(sources: Iterable[str], without: str = "") -> dict[str, list[list[Run]]]:

@@ -25,7 +25,7 @@ TABLES = Path(__file__).parent / "tables"
 COLUMNS = ("dp", "tp", "pp", "cp", "micro_batch", "global_batch")  #: of a layout, named alike in the tables
 MEGATRON_2021 = Software(
     flash=False, overlap=False, tp_overlap="none", fused_optimizer=True, fp32_gradients=False,
-    loss_in_place=True, counter="smi", split="even",
+    loss_in_place=True, counter="smi", split="even", traffic=0.8,
 )  # fmt: skip
 DEEPSPEED = replace(MEGATRON_2021, bucket_bytes=2e9)
 
@@ -48,6 +48,15 @@ class Run:
 @lru_cache(maxsize=64)
 def node(name: str, gbit: float, devices: int = 8) -> Platform:
     return platform(name, gpus_per_node=devices, node_gbit_s=gbit)
+
+
+@lru_cache(maxsize=4)
+def without_peer_access(name: str) -> Platform:
+    """The machine under `srun --gpus-per-task=1`: a rank sees one device and opens no other's memory (E3SM#4834), so
+    data inside the node crosses PCIe 4.0 x16, 32 GB/s by its standard, and the host's memory."""
+    machine = find_machine(name)
+    links = {"ring_gb_s": 32.0, "bus_gb_s": None, "pair_gb_s": None, "mate_gb_s": None, "in_switch_gb_s": None}
+    return platform_of(replace(machine, node=replace(machine.node, **links)))
 
 
 def _layout(row: dict, **settings) -> Layout:
@@ -124,7 +133,7 @@ def _bloom(row: dict, index: int) -> Run | None:
         seconds = 8 * 200e9 * 2048 * row["global_batch"] / (row["tflops_per_gpu_hw"] * 1e12 * row["gpus"])
     fp32 = "fp32 gradient" in str(row["note"])
     software = replace(DEEPSPEED, fp32_gradients=fp32, split="auto" if fp32 else "even")
-    divisors = (n for n in range(1, hidden + 1) if hidden % n == 0)
+    divisors = (n for n in range(row["tp"], hidden + 1, row["tp"]) if hidden % n == 0)
     heads = row["heads"] or min(divisors, key=lambda n: abs(hidden / n - 128))
     dp = row["gpus"] // (row["tp"] * row["pp"])
     return Run(
@@ -192,13 +201,18 @@ def _radius(row: dict, index: int) -> Run | None:
     """Megatron-LM on Perlmutter, gradients in fp32 after the backward pass; days over 300,000 iterations."""
     if row["wall_clock_days"] is None:
         return None
-    settings = {"density": row["density_d"] or 1.0, "period": row["update_T"] or 1, "recompute": "full"}
+    dense = 60_000 / 300_000  # of the iterations, before Radius begins
+    settings = {
+        "density": dense + (1 - dense) * (row["density_d"] or 1.0),
+        "period": row["update_T"] or 1,
+        "recompute": "full",
+    }
     software = replace(MEGATRON_2021, fp32_gradients=True, tp_overlap="backward")
     return Run(
         id=f"density {row['density_d']} period {row['update_T']}",
         shape=_shape(row, vocab=50304),
         layout=_layout(row, software=software, **settings),
-        platform=platform_of(find_machine("perlmutter-80gb")),
+        platform=without_peer_access("perlmutter-80gb"),
         step_s=row["s_per_iter_if_300k"],
     )
 
@@ -263,7 +277,8 @@ def _torchtitan(row: dict, index: int) -> Run | None:
     machine = node("h200-sxm-141gb" if "H200" in row["hardware"] else "h100-sxm5-80gb", 3200.0)
     if "H200" not in row["hardware"]:
         machine = replace(machine, memory_bytes=102e9, memory_bytes_s=2.4e12)
-        machine = replace(machine, best_product=machine.best_product * (500 / 700) ** 0.4)
+        power = (500 / 700) ** 0.81  # between H100's two boards: 454 TFLOP/s of products at 350 W, 794 at 700 W
+        machine = replace(machine, best_product=machine.best_product * power, attention=machine.attention * power)
     compiled = words != "FSDP" and "vanilla" not in words
     software = Software(
         compiled=compiled, fused_loss=compiled and "2025" in row["source"],
@@ -294,7 +309,15 @@ def _foundry(row: dict, index: int) -> Run:
     """Composer's FSDP, eager, fused attention and loss (`loss_fn` of its ComposerMPTCausalLM); gradients travel in fp32
     except in mode PURE."""
     pure, whole = row["mp_mode"] == "PURE", row["sharding"] == "FULL_SHARD"
-    software = Software(fused_loss=True, fp32_gradients=not pure, regather=whole, fused_optimizer=True)
+    attention = 2 if "Large" in row["section"] and row["model"] not in ("MPT-13b", "MPT-30b") else 1
+    software = Software(
+        fused_loss=True,
+        fp32_gradients=not pure,
+        regather=whole,
+        fused_optimizer=True,
+        attention=attention,
+        traffic=0.55,
+    )
     settings = {"dp": row["gpus"], "fsdp": True, "recompute": "full" if row["act_ckpt"] == "True" else "none"}
     settings |= {"precision": "fp8" if row["precision"] == "amp_fp8" else "bf16"}
     return Run(
@@ -327,7 +350,7 @@ def _nanogpt(row: dict, index: int) -> Run | None:
         id=f"{row['code']} {row['gpus']}",
         shape=_shape(row, heads={768: 12, 1024: 16, 1280: 20, 1600: 25}[row["hidden"]], vocab=50304),
         layout=_layout(row, zero_stage=row["zero_stage"], software=software, **settings),
-        platform=node("h100-sxm5-80gb" if "H100" in row["gpu"] else "a100-sxm4-80gb", 1600.0),
+        platform=node("h100-sxm5-80gb" if "H100" in row["gpu"] else f"a100-sxm4-{'40' if nano else '80'}gb", 1600.0),
         step_s=row["iter_time_s"],
     )
 

@@ -282,28 +282,7 @@ def lines(boards: dict[str, list[Score]]) -> list[str]:
 
 def reasons() -> list[str]:
     """Why the tables that are far off are far off, from their own rows."""
-    rows = [(run.id, step_s(run, blind("nanogpt_llmc")) / run.step_s) for run in runs("nanogpt_llmc")]
-    listed = ", ".join(f"{name} {ratio:.2f}" for name, ratio in rows)
-    small = (
-        f"nanogpt_llmc: predicted over published, by GPUs: {listed}. The first is from a README's `~4 days` for a run."
-    )
-    return [_radius(), _forge(), small, *_nanotron()]
-
-
-def _radius() -> str:
-    rows = {run.layout.density: run for run in runs("radius_perlmutter") if run.layout.period == 200}
-    most, least, c = rows[0.9], rows[0.1], blind("radius_perlmutter")
-    sent = [run.layout.density + (1 - run.layout.density) / 200 for run in (most, least)]
-    n, nodes, nic = most.layout.dp, most.layout.gpus / 4, most.platform.machine.network.nic_gb_s
-    whole, planned = ((f(most) - f(least)) / (sent[0] - sent[1]) for f in (lambda r: r.step_s, lambda r: step_s(r, c)))
-    rate = 2 * (nodes - 1) / nodes * 4 * most.shape.parameters / whole / 1e9
-    rest, its = least.step_s - sent[1] * whole, step_s(least, c) - sent[1] * planned
-    return (
-        f"radius_perlmutter: from density 0.9 to 0.1 a step takes {most.step_s - least.step_s:.2f} s less, so an "
-        f"exchange of all gradients over {n} ranks takes {whole:.2f} s (predicted {planned:.2f}): {rate:.0f} GB/s out "
-        f"of a node, what one of its four adapters of {nic:g} GB/s carries. Without the exchange {rest:.2f} s remain "
-        f"(predicted {its:.2f}); the choice of entries, which Radius adds, is in them."
-    )
+    return [_forge(), *_nanotron()]
 
 
 def _forge() -> str:

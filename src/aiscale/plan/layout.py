@@ -23,10 +23,11 @@ class Software:
     """What the training program does; the defaults are those of a present-day eager PyTorch program."""
 
     flash: bool = True  #: attention without the score matrix in memory
-    attention: int = 2  #: its generation: FlashAttention 2, or 3 and cuDNN's
+    attention: int = 2  #: its generation: FlashAttention 1 and Triton's of its time; 2; 3 and cuDNN's
     compiled: bool = False  #: torch.compile, XLA or hand-written fused kernels: fewer launches, fewer bytes
     fused_loss: bool = False  #: loss and gradient are one kernel that works in the logits' place, without an fp32 copy
     overlap: bool = True  #: gradients are exchanged during the backward pass
+    traffic: float = 1.0  #: bytes of norms, activations and additions over those of an eager layer with biases, dropout
     fused_kernels: bool = True  #: softmax, GELU and the like are one kernel each; False: as ROCm had them in 2022
     tp_overlap: str = "async"  #: tensor-parallel exchange beside products: none; async; backward: beside the weights'
     #: gradients, as Megatron since 2022; pipelined: in pieces
@@ -53,7 +54,7 @@ class Software:
 PROGRAMS = {
     "megatron": Software(
         program="megatron", fused_gradients=True, fused_optimizer=True, fused_swiglu=True, loss_in_place=True,
-        tp_overlap="backward",
+        tp_overlap="backward", traffic=0.8,
     ),
     "nanotron": Software(program="nanotron", slow_host=True, gathered_kept=True),
 }  # fmt: skip
@@ -106,9 +107,8 @@ class Layout:
     @property
     def state_shards(self) -> int:
         """Ranks over which optimizer states are divided."""
-        if not (self.zero_stage or self.fsdp):
-            return 1
-        return min(self.software.shard_ranks or self.replicas, self.replicas)
+        sharded = self.zero_stage or self.fsdp
+        return min(self.software.shard_ranks or self.replicas, self.replicas) if sharded else 1
 
     @property
     def shards_weights(self) -> bool:

@@ -66,7 +66,8 @@ def wave_share(rows: int, columns: int, inner: int, many: int, units: int, half:
     best = 0.0
     for high, wide, share in TILES:
         tiles = many * math.ceil(rows / high) * math.ceil(columns / wide)
-        used = rows * columns * many / (math.ceil(tiles / units) * units * high * wide)
+        waves = (math.ceil(tiles / units) + max(1.0, tiles / units)) / 2  # half of the last one's idle units find work
+        used = rows * columns * many / (waves * units * high * wide)
         best = max(best, share * used)
     return best * inner / (inner + half)
 
@@ -100,11 +101,8 @@ class LayerTime:
         if layout.precision == "fp8":
             moved += tokens * 3 * (4 * shape.hidden + 2 * shape.width) * 3 / layout.tp / bandwidth
         self.forward = forward + attention + moved / 3
-        self.recompute = 0.0
-        if layout.recompute == "full":
-            self.recompute = self.forward
-        elif layout.recompute == "selective":
-            self.recompute = attention if not software.flash else 0.3 * self.forward
+        again = {"none": 0.0, "full": 1.0, "selective": 0.3 if software.flash else attention / self.forward}
+        self.recompute = again[layout.recompute] * self.forward
         self.backward = backward + attention_backward + moved * 2 / 3 + self.recompute
         self.tensor = self.table = 0.0  # table: of the embedding, or of the head
         if layout.tp > 1:
@@ -113,23 +111,24 @@ class LayerTime:
             times = 4 + (2 if layout.recompute == "full" else 0) + (1 if layout.sequence_parallel else 0)
             shares = {"none": 1.0, "async": c.tp_exposed, "backward": c.tp_backward, "pipelined": c.tp_pipelined}
             exposed = shares[software.tp_overlap]
-            self.tensor, self.table = times * once * exposed, once * exposed
+            further = math.ceil(layout.tp / platform.gpus_per_node) - 1  # nodes of the group
+            self.tensor, self.table = times * once * exposed + further * c.further_node_s, once * exposed
         if layout.cp > 1:
             keys = layout.wide * tokens * 2 * shape.keys * shape.head_width / layout.tp
             ring = seconds("all_gather", keys * layout.cp, layout.cp, platform.gpus_per_node // layout.tp, platform, c)
             self.tensor += max(0.0, 3 * ring - attention - attention_backward) + 0.1 * ring
         self.host = host_seconds(layout, platform, c)
+        if not software.flash and not _fuses_scores(shape, layout):
+            self.host *= c.unfused_launches
 
 
 def host_seconds(layout: Layout, platform: Platform, c) -> float:
-    """What the host needs to launch one layer, forward and backward, where every kernel is launched from Python. Tensor
-    parallelism adds its exchanges: where the host is slow, in a pipeline, more with every peer."""
+    """What the host needs to launch one layer, forward and backward; where it is slow, in pipelines, more by peers."""
     launches = c.launch_s + c.launch_slow_s * layout.software.slow_host
     if layout.tp > 1:
-        beyond = -(-layout.tp // platform.gpus_per_node) - 1
-        launches += c.launch_tp_s + beyond * c.launch_node_s
+        launches += c.launch_tp_s
         if layout.pp > 1 and layout.software.slow_host:
-            launches += c.launch_peer_s * layout.tp * (1 + beyond / 4)
+            launches += c.launch_peer_s * layout.tp * (0.75 + math.ceil(layout.tp / platform.gpus_per_node) / 4)
     launches += c.launch_fsdp_s if layout.fsdp else 0.0
     launches *= c.compiled_launches if layout.software.compiled else 1.0
     return launches * (4 / 3 if layout.recompute == "full" else 1.0) / platform.host_s
@@ -143,14 +142,20 @@ def attention_seconds(shape: Shape, layout: Layout, tokens: int, platform: Platf
         peak = platform.peak("bf16")
         width, length = shape.head_width / (shape.head_width + 32) * 1.25, shape.seq / (shape.seq + c.attention_half)
         rate = platform.attention_3 if layout.software.attention == 3 else platform.attention
+        rate *= c.attention_1 if layout.software.attention == 1 else 1.0
         forward = work / (peak * rate * c.attention_share * width * length)
         return forward, 2.5 * forward
     peak, many = platform.peak(layout.precision), max(1, round(heads * tokens / shape.seq))
     products = product_seconds(shape.seq, shape.seq, shape.head_width, many, platform, peak, c)
     products += product_seconds(shape.seq, shape.head_width, shape.seq, many, platform, peak, c)
     scores = heads * tokens * shape.seq / (platform.memory_bytes_s * c.memory_share)
-    scores *= c.score_bytes * (1 if layout.software.fused_kernels else c.unfused_scores) / 3
+    scores *= c.score_bytes * (1 if _fuses_scores(shape, layout) else c.unfused_scores) / 3
     return products + scores, 2 * products + 2 * scores
+
+
+def _fuses_scores(shape: Shape, layout: Layout) -> bool:
+    """Megatron's softmax kernel takes a multiple of 4 heads times sequences on a rank (`is_kernel_available`)."""
+    return layout.software.fused_kernels and layout.micro_batch * shape.heads // layout.tp % 4 == 0
 
 
 def elementwise_bytes(shape: Shape, layout: Layout, tokens: int, c) -> float:
@@ -159,7 +164,7 @@ def elementwise_bytes(shape: Shape, layout: Layout, tokens: int, c) -> float:
     stream = 1 / t if layout.sequence_parallel else 0.6 + 0.4 / t
     mlp = F / t if shape.gated else 0.6 * F / t
     nbytes = tokens * (c.stream_traffic * D * stream + c.mlp_traffic * mlp)
-    nbytes *= 1 if layout.software.fused_kernels else 1.5
+    nbytes *= layout.software.traffic * (1 if layout.software.fused_kernels else 1.5)
     return nbytes * (c.compiled_traffic if layout.software.compiled else 1.0)
 
 
@@ -204,7 +209,7 @@ def step_seconds(shape: Shape, layout: Layout, platform: Platform, c) -> Step:
     fill = (sum(stage.seconds for stage in times) - slowest) / v / (3 if layout.schedule == "zero-bubble" else 1)
     sent = message_of_stage(shape, layout, platform, c) * v * (2 * (p - 1) + 2 * c.message_exposed * (m - 1))
     window = times[0].seconds * (min(m, p) if v > 1 else 1)  # p micro-batches run between two pieces of a rank
-    exchange = _exchange(shape, layout, stages, window, platform, c)
+    exchange = _exchange(stage_parameters(shape, layout, stages[0]), layout, window, platform, c)
     optimizer = _optimizer(shape, layout, stages, platform, c)
     waiting = c.straggler_s * math.log2(max(1.0, layout.gpus / platform.gpus_per_node))
     total = fill + m * slowest + sent + exchange + optimizer + c.step_s + waiting
@@ -230,11 +235,12 @@ def _head_seconds(shape: Shape, layout: Layout, platform: Platform, c) -> tuple[
 
 
 def _sharded_layer(shape: Shape, layout: Layout, layer: LayerTime, platform: Platform, c) -> float:
-    """A layer whose weights are gathered before each pass and whose gradients are scattered after: exchange runs beside
-    computation, and each slows the other."""
+    """Weights are gathered before each pass, gradients scattered after, beside computation: each slows the other."""
     calls = 12 if layout.software.per_tensor_gather else 1  # 4 matrices, and biases and norms
     gather, scatter = _gather_and_scatter(shape.layer_parameters, layout, platform, c, calls)
     forward, backward = layer.forward + layer.tensor / 3, layer.backward + layer.tensor * 2 / 3
+    if layout.wide_gradient > layout.wide:
+        backward += c.cast_bytes * shape.layer_parameters / layout.tp / (platform.memory_bytes_s * c.memory_share)
     behind = scatter + (gather if layout.software.regather else 0.0)
     behind += gather if layout.software.per_tensor_gather and layout.recompute == "full" else 0.0
 
@@ -246,18 +252,15 @@ def _sharded_layer(shape: Shape, layout: Layout, layer: LayerTime, platform: Pla
     return beside(forward, gather) + beside(backward, behind)
 
 
-def _gather_and_scatter(
-    parameters: float, layout: Layout, platform: Platform, c, calls: int = 1
-) -> tuple[float, float]:
+def _gather_and_scatter(count: float, layout: Layout, platform: Platform, c, calls: int = 1) -> tuple[float, float]:
     """Seconds in which these parameters, divided by tp, are gathered, and their gradients scattered."""
-    n, g, part = layout.state_shards, max(1, platform.gpus_per_node // layout.tp), parameters / layout.tp / calls
+    n, g, part = layout.state_shards, max(1, platform.gpus_per_node // layout.tp), count / layout.tp / calls
     gather = calls * seconds("all_gather", layout.wide * part, n, g, platform, c)
     return gather, calls * seconds("reduce_scatter", layout.wide_gradient * part, n, g, platform, c)
 
 
 def message_of_stage(shape: Shape, layout: Layout, platform: Platform, c) -> float:
-    """Seconds of one message between stages, while every rank of the node sends one; with tensor parallelism each rank
-    sends its share."""
+    """Seconds of one message between stages, while every rank of the node sends its share of one."""
     if layout.pp == 1:
         return 0.0
     nbytes = layout.wide * layout.micro_batch * shape.seq / layout.cp * shape.hidden / layout.tp
@@ -265,16 +268,13 @@ def message_of_stage(shape: Shape, layout: Layout, platform: Platform, c) -> flo
     return seconds("send", nbytes, 2, 2 if beside else 1, platform, c)
 
 
-def _exchange(
-    shape: Shape, layout: Layout, stages: tuple[StageShape, ...], first_s: float, platform: Platform, c
-) -> float:
-    """Exposed seconds of the gradients' exchange, and of the weights' that a sharded optimizer returns; first_s: of
-    what the first stage computes meanwhile."""
+def _exchange(parameters: float, layout: Layout, first_s: float, platform: Platform, c) -> float:
+    """Exposed seconds of the gradients' exchange, and of the weights' that a sharded optimizer returns, on the first
+    stage: its parameters, and the seconds that it computes meanwhile."""
     n = layout.replicas
     if n == 1 or layout.shards_weights:
         return 0.0
     g = max(1, platform.gpus_per_node // layout.tp)
-    parameters = stage_parameters(shape, layout, stages[0])
     sent = layout.density + (1 - layout.density) / layout.period
     gradient = layout.wide_gradient * parameters * sent
     shards = layout.state_shards
