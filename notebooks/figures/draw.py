@@ -96,13 +96,8 @@ WAYS = {
 }
 
 
-#: The eight ranks of "3d" by copy and stage, without their numbers, for which a lesson asks.
-COPIES = [
-    (4 * stage + 2 * copy + t, (f"copy {copy},", f"stage {stage}")[t])
-    for copy in (0, 1)
-    for stage in (0, 1)
-    for t in (0, 1)
-]
+#: The eight ranks of "3d": tensor-parallel neighbours first, then copies, then stages.
+COPIES = [(rank, f"{rank}: copy {rank // 2 % 2}, stage {rank // 4}") for rank in range(8)]
 
 
 def divided(*names, order=()):

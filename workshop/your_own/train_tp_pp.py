@@ -18,7 +18,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-#: Megatron's cut of a block: into it by columns, out of it by rows. Backward, torch sums for q, k and v one by one.
+#: Into a block by columns, out of it by rows. (Backward, torch sums for q, k and v one by one; Megatron-Core once.)
 PLAN = {name: ColwiseParallel() for name in ("query", "key", "value", "up")}
 PLAN |= {name: RowwiseParallel() for name in ("out", "down")}
 
@@ -64,13 +64,13 @@ def main(args):
     assert args.batch % (dp * args.micro_batch) == 0, f"--batch is no multiple of {dp} x --micro-batch"
     torch.manual_seed(0)
     mesh = init_device_mesh(device.type, (dp, args.pp, args.tp), mesh_dim_names=("dp", "pp", "tp"))
-    data, pipeline, number = mesh.get_group("dp"), mesh.get_group("pp"), mesh.get_local_rank("pp")
+    data, pipeline, my_stage = mesh.get_group("dp"), mesh.get_group("pp"), mesh.get_local_rank("pp")
     model = GPT().to(device)
-    cut(model, number, args.pp)
+    cut(model, my_stage, args.pp)
     for block in model.blocks:
         if not isinstance(block, nn.Identity):
             parallelize_module(block, mesh["tp"], PLAN)
-    stage = PipelineStage(model, number, args.pp, device, group=pipeline)
+    stage = PipelineStage(model, my_stage, args.pp, device, group=pipeline)
     schedule = Schedule1F1B(stage, n_microbatches=args.batch // dp // args.micro_batch, loss_fn=loss_of)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, foreach=False)  # DTensors and plain tensors
     first = load(args.save, model, optimizer)

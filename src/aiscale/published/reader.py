@@ -100,7 +100,7 @@ def radius_beside_ours(results: Mapping) -> str:
         ours = [f"{(1 - DENSE_SHARE) * saved:.1%}", f"{over['val_over_dense_pct']['mean']:+.1f}%"] if over else ["", ""]
         published = f"{1 - days / rows[0]['wall_clock_days']:.1%}"
         lines.append([f"Radius, d {density:g}", interval, days, published, row["val_ppl"], theirs, *ours])
-    head = ["", "T", "days", "time saved", "validation ppl", "change", "**ours:** time saved", "ppl, change"]
+    head = ["", "interval", "days", "time saved", "validation ppl", "change", "**ours:** time saved", "ppl, change"]
     return _markdown(head, lines)
 
 

@@ -1,0 +1,19 @@
+"""Memory of one rank under FSDP, by kind, after each operation: what lesson 05 draws."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+
+
+class Recorder(FSDPMemTracker):
+    """torch's tracker of a model and its optimizer; `levels` has {kind: bytes} after each operation on the CPU."""
+
+    def __init__(self, model, optimizer):
+        super().__init__(model, optimizer)
+        self.levels = []
+
+    def _update_peak_stats(self, peak_state):  # called after every operation
+        super()._update_peak_stats(peak_state)
+        held = self.get_tracker_snapshot("current")[torch.device("cpu")]
+        self.levels.append({getattr(kind, "value", kind): nbytes for kind, nbytes in held.items()})
