@@ -1,7 +1,7 @@
 // Predictions in a page: a reader guesses, then sees what was measured. Nothing leaves the page.
 addEventListener("DOMContentLoaded", () => {
   // The theme's search button has two names; the one that is written on it is enough.
-  document.querySelector(".search-button-field")?.removeAttribute("aria-label");
+  document.querySelectorAll(".search-button-field").forEach((button) => button.removeAttribute("aria-label"));
   const units = { k: 1e3, M: 1e6, G: 1e9, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, ms: 1e-3, us: 1e-6, "%": 0.01 };
   const forms = [...document.querySelectorAll("form.guess")];
   const truthOf = (form) => [...document.querySelectorAll(".truth")].find((truth) => truth.dataset.name === form.dataset.name);
