@@ -94,6 +94,16 @@ def test_a_script_edited_by_hand_is_kept(tmp_path):
     }
 
 
+def test_a_cell_that_is_edited_and_run_again_replaces_what_it_wrote(tmp_path, capsys):
+    scripts.load_ipython_extension(shell := InteractiveShell.instance())
+    script, first = tmp_path / "model.py", "class A:\n    x = 1\n"
+    shell.run_cell_magic("write", f"{script}", first)
+    for y in (1, 1, 2):
+        shell.run_cell_magic("write", f"-a {script}", f"class B:\n    y = {y}\n")
+    assert script.read_text() == f"{first}\n\nclass B:\n    y = 2\n"
+    assert [line.endswith("write the rest") for line in capsys.readouterr().out.splitlines()] == [False] * 3 + [True]
+
+
 def test_two_ranks_learn_what_one_process_learns(serial, cwd):
     assert_equal(train("train_ddp.py", 2, cwd), serial)
 

@@ -1,6 +1,7 @@
 """Two cell magics with which a participant writes training scripts of their own.
 
-    %%write my/train.py                       the cell's text becomes the file; -a: it follows what is there
+    %%write my/train.py                       the cell's text becomes the file; -a: it follows what is there,
+                                              and replaces what it wrote when it ran before
     %%change my/train.py my/train_ddp.py      the second file is the first with the changes that the cell shows
 
 Changes are written as `diff` writes them: lines to remove begin with -, new ones with +, lines that stay with a space,
@@ -74,10 +75,14 @@ def load_ipython_extension(shell) -> None:
     def write_cell(line: str, cell: str) -> None:
         *append, path = line.split()
         text = cell.rstrip("\n") + "\n"
-        if append:
-            before = Path(path).read_text()
-            text = before if text in before else f"{before}\n\n{text}"  # a cell that is run again changes nothing
-        print(write(path, text))
+        ends = ""
+        if append and text in (before := Path(path).read_text()):
+            text = before  # a cell that is run again changes nothing
+        elif append:
+            above, *below = before.split(f"\n\n\n{text.splitlines()[0]}\n")  # where this cell began when it ran before
+            text = f"{above.rstrip()}\n\n\n{text}"
+            ends = "; it ends here now: run the cells that write the rest" if below else ""
+        print(write(path, text) + ends)
 
     def change_cell(line: str, cell: str) -> None:
         first, second = (line.split() * 2)[:2]
