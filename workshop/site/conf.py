@@ -38,6 +38,7 @@ if hub:
 elif repository:
     print(f"REPOSITORY_URL is {repository}, neither GitHub nor GitLab: the site has no launch buttons", file=sys.stderr)
 html_static_path = ["site.css", "guesses.js"]
+html_extra_path = ["workshop/quiz.html", "workshop/cheat_sheet.html"]  # on top, where their addresses are short
 html_css_files, html_js_files = ["site.css"], ["guesses.js"]
 html_math_renderer = "mathml"
 html_show_sourcelink = html_show_copyright = html_show_sphinx = False
@@ -100,6 +101,8 @@ def on_colab(lesson: str) -> str:
 
 
 def fill(app, doc: str, source: list[str]) -> None:
+    if doc == "workshop/README":  # a page to open, not a file to download
+        source[0] = re.sub(r"\[([^]]+)\]\((quiz|cheat_sheet)\.html\)", r'<a href="../\2.html">\1</a>', source[0])
     if doc == "index":
         source[0] = re.sub(r"^\{\{cards (\S+)\}\}$", lambda line: cards(line[1]), source[0], flags=re.M)
         source[0] = source[0].replace("{{start}}", start())
