@@ -131,7 +131,7 @@ def host_seconds(layout: Layout, platform: Platform, c) -> float:
             launches += c.launch_peer_s * layout.tp * (0.75 + math.ceil(layout.tp / platform.gpus_per_node) / 4)
     launches += c.launch_fsdp_s if layout.fsdp else 0.0
     launches *= c.compiled_launches if layout.software.compiled else 1.0
-    return launches * (4 / 3 if layout.recompute == "full" else 1.0) / platform.host_s
+    return launches * (c.recompute_launches if layout.recompute == "full" else 1.0) / platform.host_s
 
 
 def attention_seconds(shape: Shape, layout: Layout, tokens: int, platform: Platform, c) -> tuple[float, float]:
