@@ -70,3 +70,11 @@ def test_the_ring_ends_with_all_sums_everywhere_after_2_n_minus_2_steps(world):
     complete = [sum(len(cell) == world for cell in row) for row in states[world - 1][0]]
     assert complete == [1] * world, "after the reduce-scatter"
     assert all(len(cell) == world for row in states[-1][0] for cell in row)
+
+
+def test_ten_chunks_come_in_a_step_and_a_lost_rank_leaves_a_copy_of_its_stage():
+    draw.chunks()  # as lesson 13 counts them
+    assert sum(isinstance(patch, draw.Circle) for patch in plt.gca().patches) == 10
+    draw.bamboo(lost=2)
+    said = [text.get_text() for text in plt.gca().texts]
+    assert "stage 2" not in said and "copy of 2" in said and "lost" in said

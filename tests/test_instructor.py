@@ -80,6 +80,8 @@ def test_a_run_sheet_follows_its_lesson(number):
     assert len(asked) == len(labels)
     for guess, label in zip(asked, labels, strict=True):
         assert re.fullmatch(re.sub(r"\\{.*?\\}", ".*", re.escape(label)), guess), (guess, label)
+    half = min(rows, key=lambda row: abs(row[0] - full / 2))[1]
+    assert f"Half of it is over at *{half}*" in " ".join(BLOCKS[number].split()), "where a latecomer joins"
     late, cuts = 0, 0
     for (minute, section, do, cut), (end, *_) in zip(rows, rows[1:]):  # noqa: B905
         by_rule = pace * minutes_of(name, before=section)[0] if minute else 0

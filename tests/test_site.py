@@ -15,7 +15,7 @@ import pytest
 from browser import Browser, find_browser
 
 ROOT = Path(__file__).parents[1]
-LESSON = "notebooks/00_start_here.ipynb"
+LESSON, ELSEWHERE = "notebooks/00_start_here.ipynb", "https://git.example.org/team/aiscale"
 
 
 def make(target: str, folder: Path, *words: str) -> subprocess.CompletedProcess:
@@ -40,8 +40,9 @@ def site(tmp_path_factory):
     notebook.cells += nbclient.NotebookClient(asked, kernel_name="python3").execute().cells
     (folder / "build/notebooks").mkdir(parents=True)
     nbformat.write(notebook, folder / "build" / LESSON)
-    done = make("site", folder, "-o", "setup", f"BIN={Path(sys.executable).parent}")
-    assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
+    done = make("site", folder, "-o", "setup", f"BIN={Path(sys.executable).parent}", f"REPOSITORY_URL={ELSEWHERE}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == f"REPOSITORY_URL is {ELSEWHERE}, neither GitHub nor GitLab: the site has no launch buttons\n"
     return folder / "build/site"
 
 
@@ -50,9 +51,10 @@ def test_every_lesson_and_what_stands_beside_them_is_a_page_and_no_solution_is(s
     for path in [*ROOT.glob("notebooks/[0-9]*.ipynb"), *ROOT.glob("notebooks/appendix/*.ipynb")]:
         page = path.relative_to(ROOT).with_suffix(".html")
         assert (site / page).exists() and f'href="{page}"' in index
-    for page in ("workshop/README", "workshop/blocks/03", "workshop/clinic/README", "workshop/glossary"):
+    for page in ("quiz", "workshop/README", "workshop/blocks/03", "workshop/clinic/README", "workshop/glossary"):
         assert (site / f"{page}.html").exists()
     assert not (site / "workshop/solutions").exists()
+    assert f"git clone -q --depth 1 {ELSEWHERE} /content" in (site / "notebooks/03_ddp.html").read_text(), "for Colab"
 
 
 def test_pages_load_nothing_from_outside_and_formulas_are_drawn(site):
@@ -64,7 +66,7 @@ def test_pages_load_nothing_from_outside_and_formulas_are_drawn(site):
 
 def test_links_between_pages_lead_somewhere(site):
     for page in site.rglob("*.html"):
-        for link in re.findall(r'href="([^"#:?]+\.html)', page.read_text()):
+        for link in re.findall(r'href="(?!play/)([^"#:?]+\.html)', page.read_text())  # play/: the workflows':
             assert (page.parent / link).exists(), f"{page}: {link}"
 
 
@@ -89,8 +91,7 @@ def packed(tmp_path_factory):
     for page in ("site/index.html", "slides/hour_1.html"):
         (folder / "build" / page).parent.mkdir(parents=True, exist_ok=True)
         (folder / "build" / page).write_text("a page")
-    stand_in = folder / "python"  # for pip: notes what it is asked, and makes one wheel
-    wheels = f"{folder}/build/class/aiscale/wheels"
+    stand_in, wheels = folder / "python", f"{folder}/build/class/aiscale/wheels"  # for pip: notes what it is asked
     stand_in.write_text(f"""#!/bin/sh
 echo "$@" >> {folder}/asked
 mkdir -p {wheels} && touch {wheels}/a.whl
