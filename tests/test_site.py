@@ -66,7 +66,7 @@ def test_pages_load_nothing_from_outside_and_formulas_are_drawn(site):
 
 def test_links_between_pages_lead_somewhere(site):
     for page in site.rglob("*.html"):
-        for link in re.findall(r'href="(?!play/)([^"#:?]+\.html)', page.read_text())  # play/: the workflows':
+        for link in re.findall(r'href="(?!play/)([^"#:?]+\.html)', page.read_text()):  # play/: by the workflows
             assert (page.parent / link).exists(), f"{page}: {link}"
 
 
