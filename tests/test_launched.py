@@ -19,6 +19,8 @@ import pytest
 
 from aiscale import study
 from aiscale.cli import main
+from aiscale.data import learn
+from aiscale.train.export import hugging_face_tokenizer
 from centre import Call, Cluster
 from ranks import forked, wait_until
 from rehearsal import settings as needs
@@ -187,6 +189,26 @@ def test_forge_at_frontier(frontier, place, size):
     env, settings = {"AISCALE_ENVIRONMENT": str(place / ".venv")}, {} if size == "s" else {"parallel.tp": "2"}
     ended = launched(frontier, f"forge_{size}", place, env=env, **settings)
     losses_equal_those_without_slurm(ended, 16, place)
+
+
+def test_hugging_faces_trainer_at_perlmutter_prints_the_losses_that_it_prints_by_torchrun(perlmutter, place):
+    from transformers import GPT2Config, GPT2LMHeadModel  # seconds, of which other tests need none
+
+    (place / "my_texts").write_text(text := (ROOT / "README.md").read_text())
+    tokenizer, shape = hugging_face_tokenizer(learn("bpe", [text], bpe_vocab_size=300)), {"n_layer": 2, "n_head": 2}
+    model = GPT2LMHeadModel(GPT2Config(**shape, n_embd=16, n_positions=64, vocab_size=len(tokenizer)))
+    for part in (tokenizer, model):
+        part.save_pretrained(place / "models/gpt2-xl")
+    words = [str(ROOT / "launchers/hf_trainer.py"), "--window=64", "--max_steps=3", "--per_device_train_batch_size=1"]
+    words += ["--use_cpu", "--ddp_backend=gloo", "--bf16=false"]
+    path, env = ROOT / "launchers/perlmutter/hf_trainer.sbatch", {"SEATS": "/dev/null", "OMP_NUM_THREADS": "1"}
+    job = perlmutter.submit(path, "--nodes=2", "--time=60", args=words, cwd=place, env=env)
+    state, said = perlmutter.wait(job, timeout_s=900), (place / f"hf_trainer-{job}.out").read_text()
+    assert state == "COMPLETED" and "trained as DistributedDataParallel" in said, said
+    command, env = ["-m", "torch.distributed.run", "--nproc-per-node=8", *words], {**os.environ, **env}
+    without = forked(command, cwd=place, env=env, timeout=600).stdout
+    with_slurm, alone = (re.findall(r"'loss': '?([\d.]+)", text) for text in (said, without))
+    assert len(with_slurm) == 3 and with_slurm == alone
 
 
 def test_refused_settings_are_told_although_srun_ends_all_ranks_with_the_first(perlmutter, place):
