@@ -288,18 +288,8 @@ def test_a_few_ranks_ask_for_their_part_of_a_node_where_jobs_share_nodes(monkeyp
 @pytest.mark.parametrize(
     "name, asked, size, lines",
     [
-        (
-            "perlmutter",
-            {"constraint": "cpu"},
-            4,
-            ("--ntasks-per-node=4", "--cpus-per-task=4", "--qos=shared", "--nodes=1"),
-        ),
-        (
-            "lumi",
-            {"partition": "small"},
-            8,
-            ("--ntasks-per-node=8", "--cpus-per-task=2", "--partition=small", "--nodes=1"),
-        ),
+        ("perlmutter", {"constraint": "cpu"}, 4, ("ntasks-per-node=4", "cpus-per-task=4", "qos=shared", "nodes=1")),
+        ("lumi", {"partition": "small"}, 8, ("ntasks-per-node=8", "cpus-per-task=2", "partition=small", "nodes=1")),
     ],
 )
 def test_ranks_on_cpus_ask_for_cores_of_a_node_without_gpus(name, asked, size, lines, monkeypatch):
@@ -307,7 +297,10 @@ def test_ranks_on_cpus_ask_for_cores_of_a_node_without_gpus(name, asked, size, l
         monkeypatch.delenv(variable, raising=False)
     text = Job(account="m1", site=name, **asked).text(size)
     options = dict(line.split()[1].partition("=")[::2] for line in text.splitlines() if line.startswith("#SBATCH "))
-    assert set(lines) <= {f"{key}={value}" for key, value in options.items()} and "--gpus-per-node" not in options
+    assert (
+        set(lines) <= {f"{key.lstrip('-')}={value}" for key, value in options.items()}
+        and "--gpus-per-node" not in options
+    )
     assert f"--cpus-per-task={options['--cpus-per-task']}" in text.partition("job engines")[2]
     ((variable, value),) = asked.items()
     monkeypatch.setenv(f"SBATCH_{variable.upper()}", value)  # as the kernel of a class has it

@@ -84,21 +84,11 @@ def test_a_job_without_a_fault_is_submitted_as_it_was_checked(login, capsys):
             "openwebtext' does not exist → make it with `aiscale",
         ),
         ("space", {"LFS_USED": "1000", "LFS_QUOTA": "2000"}, [], "1 MB are left of your quota → free some space"),
-        (
-            "time",
-            {"SBATCH_TIMELIMIT": "2-01:00:00"},
-            [],
-            "49 h on 4 nodes in QOS regular, which allows 48 h → --sbatch '-t 2880'",
-        ),
+        ("time", {"SBATCH_TIMELIMIT": "2-01:00:00"}, [], "49 h on 4 nodes in QOS regular, which allows 48 h → --"),
         ("layout", {}, ["--set", "loop.micro_batch=7"], "16 ranks: loop.global_batch 480 is no multiple of dp 16 x"),
         ("layout", {}, ["--set", "loop.global_batch=15"], "=16 and loop.micro_batch=1 or loop.global_batch=96"),
         ("Slurm", {"REFUSE": "Invalid account"}, [], "refuses it: sbatch: error: Invalid account → on a login node "),
-        (
-            "Slurm",
-            {"REFUSE": "Could not establish a configuration source"},
-            [],
-            "that of Perlmutter (NERSC) does not answer here → submit from a login node",
-        ),
+        ("Slurm", {"REFUSE": "Could not establish a configuration source"}, [], "does not answer here → submit from"),
         ("modules", {"MISSING": "yes"}, [], "cannot be loaded: The following module(s) are unknown: pytorch/2.13.0"),
     ],
 )
