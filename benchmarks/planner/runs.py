@@ -52,8 +52,9 @@ def node(name: str, gbit: float, devices: int = 8) -> Platform:
 
 @lru_cache(maxsize=4)
 def without_peer_access(name: str) -> Platform:
-    """The machine under `srun --gpus-per-task=1`: a rank sees one device and opens no other's memory (E3SM#4834), so
-    data inside the node crosses PCIe 4.0 x16, 32 GB/s by its standard, and the host's memory."""
+    """The machine under `srun --gpus-per-task=1`, as README.md of mz687/radius starts its jobs: a rank sees one device
+    and cannot open another's memory (E3SM-Project/E3SM#4834). Inferred: data inside the node crosses the host's memory
+    and PCIe 4.0 x16, 32 GB/s by its standard."""
     machine = find_machine(name)
     links = {"ring_gb_s": 32.0, "bus_gb_s": None, "pair_gb_s": None, "mate_gb_s": None, "in_switch_gb_s": None}
     return platform_of(replace(machine, node=replace(machine.node, **links)))
@@ -306,8 +307,9 @@ def _torchtitan(row: dict, index: int) -> Run | None:
 
 
 def _foundry(row: dict, index: int) -> Run:
-    """Composer's FSDP, eager, fused attention and loss (`loss_fn` of its ComposerMPTCausalLM); gradients travel in fp32
-    except in mode PURE."""
+    """Composer's FSDP, eager, fused loss (`loss_fn` of its ComposerMPTCausalLM); gradients travel in fp32 except in mode
+    PURE; Triton's attention but for four of the large-scale models (scripts/train/benchmarking at b2a43a147, 5e85bd62d).
+    """
     pure, whole = row["mp_mode"] == "PURE", row["sharding"] == "FULL_SHARD"
     attention = 2 if "Large" in row["section"] and row["model"] not in ("MPT-13b", "MPT-30b") else 1
     software = Software(
