@@ -307,9 +307,9 @@ def _torchtitan(row: dict, index: int) -> Run | None:
 
 
 def _foundry(row: dict, index: int) -> Run:
-    """Composer's FSDP, eager, fused loss (`loss_fn` of its ComposerMPTCausalLM); gradients travel in fp32 except in mode
-    PURE; Triton's attention but for four of the large-scale models (scripts/train/benchmarking at b2a43a147, 5e85bd62d).
-    """
+    """Composer's FSDP, eager, fused loss (`loss_fn` of its ComposerMPTCausalLM); gradients travel in fp32 except in
+    mode PURE. Triton's attention, but for four of the large-scale models: its scripts/train/benchmarking at b2a43a147
+    and 5e85bd62d."""
     pure, whole = row["mp_mode"] == "PURE", row["sharding"] == "FULL_SHARD"
     attention = 2 if "Large" in row["section"] and row["model"] not in ("MPT-13b", "MPT-30b") else 1
     software = Software(
