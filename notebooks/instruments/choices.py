@@ -97,6 +97,11 @@ TOLD = {
     "post": ("the original transformer", "Vaswani et al. 2017", "1706.03762"),
     "learned": ("as good as sinusoids", "Vaswani et al. 2017, table 3", "1706.03762"),
     "sinusoidal": ("hoped to extend to longer texts", "Vaswani et al. 2017", "1706.03762"),
+    "sinusoidal, D^-0.5": (
+        "where Transformer's own code starts embeddings",
+        "tensor2tensor",
+        "github.com/tensorflow/tensor2tensor/blob/master/tensor2tensor/layers/modalities.py",
+    ),
     "rotary": ("better on long texts", "Su et al. 2021", "2104.09864"),
     "alibi": ("1.3B: trained on 1,024, equal to sinusoids trained on 2,048", "Press et al. 2021", "2108.12409"),
     "t5": ("a number for each range of distances; T5 has it", "Raffel et al. 2019", "1910.10683"),
@@ -113,6 +118,8 @@ TOLD = {
     "sgd": ("convolutional networks, with momentum", "Goyal et al. 2017", "1706.02677"),
     "adam": ("little tuning", "Kingma, Ba 2014", "1412.6980"),
     "adamw": ("generalizes better than Adam with L2", "Loshchilov, Hutter 2017", "1711.05101"),
+    "adamw, embeddings 2^-5": ("a control: embeddings at the rate of Muon, batch 8", "", ""),
+    "adamw 2^-8, embeddings 2^-5": ("a control: the same, the others at AdamW's best rate", "", ""),
     "adafactor": ("as good as Adam, almost without memory", "Shazeer, Stern 2018", "1804.04235"),
     "lars": ("ResNet-50 in batches of 32K", "You et al. 2017", "1708.03888"),
     "lamb": ("BERT in batches of 32K: 76 minutes, not 3 days", "You et al. 2019", "1904.00962"),
@@ -150,18 +157,18 @@ def where():
 
 
 #: half of a 95 % interval, by Student's t: three seeds have two degrees of freedom
-STANDARD_ERRORS = 4.303
+STANDARD_ERRORS = {3: 4.303, 9: 2.306}
 
 
 def differences(topic, name, base):
-    """loss(name) - loss(base) of each seed."""
-    return [one - other for one, other in zip(runs(topic)[name]["val"], runs(topic)[base]["val"], strict=True)]
+    """loss(name) - loss(base) of each seed that both ran with: some have nine, all the same first three."""
+    return [one - other for one, other in zip(runs(topic)[name]["val"], runs(topic)[base]["val"], strict=False)]
 
 
 def gain(topic, name, base):
     """Mean over the seeds of loss(name) - loss(base), and half of its 95 % interval: a seed's runs share their data."""
     pairs = differences(topic, name, base)
-    return statistics.mean(pairs), STANDARD_ERRORS * statistics.stdev(pairs) / len(pairs) ** 0.5
+    return statistics.mean(pairs), STANDARD_ERRORS[len(pairs)] * statistics.stdev(pairs) / len(pairs) ** 0.5
 
 
 def verdict(topic, name, base):
@@ -187,6 +194,7 @@ COSTS = {
     "positions": {
         "learned": f"T D = {LONGEST * D:,} numbers",
         "sinusoidal": "nothing",
+        "sinusoidal, D^-0.5": "nothing; embeddings start at D^-0.5, not 0.02",
         "rotary": "nothing; q and k are turned",
         "alibi": "nothing; one addition a score",
         "t5": f"buckets H = {BUCKETS * H} numbers",
@@ -204,8 +212,10 @@ COSTS = {
         "sgd": "4 bytes a weight",
         "adam": "8 bytes a weight",
         "adamw": "8 bytes a weight",
+        "adamw, embeddings 2^-5": "8 bytes a weight",
+        "adamw 2^-8, embeddings 2^-5": "8 bytes a weight",
         "adafactor": "4 bytes for each row and column",
-        "lars": "4 bytes a weight",
+        "lars": "4 bytes a weight; vectors take SGD's steps",
         "lamb": "8 bytes a weight",
         "muon": "4 bytes a weight of a matrix; 30 D³ operations for its D² weights",
         "adamw8bit": "2 + 8/256 bytes a weight",
@@ -236,7 +246,7 @@ COSTS = {
 def table(topic, base, suffix=""):
     """What each choice costs, buys here and is told to buy, as Markdown; suffix: of the names in the stored runs."""
     lines = [f"| choice | costs | held-out loss here, minus that of {base} | told at scale |", "|---|---|---|---|"]
-    for name, cost in COSTS[topic].items():
+    for name, cost in ((name, cost) for name, cost in COSTS[topic].items() if name + suffix in runs(topic)):
         known = next(key for key in (name, *re.split(r"[ ,]+", name), "gated") if key in TOLD)
         words, source, at = TOLD[known]
         link = f" ([{source}](https://{f'arxiv.org/abs/{at}' if at[:4].isdigit() else at}))" if at else ""
