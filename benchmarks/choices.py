@@ -4,8 +4,8 @@
 
 A small GPT reads the bytes of Python's help texts. Norms, positions, activations and optimizers get the same search:
 on seed 3 the learning rate goes by factors of 2 from a usual one until both neighbours are worse; then seeds 0, 1 and
-2 run at the best. Schedules and formats are compared at one rate, 2^-8. Each run is a small JSON in FOLDER, so a
-stopped benchmark goes on where it was; FOLDER/choices.json is the result. --quick: a few steps, to try the script.
+2 run at the best. Schedules, formats and norms over 300 steps are compared at 2^-8. Each run is a small JSON in FOLDER,
+so a stopped benchmark goes on where it was; FOLDER/choices.json is the result. --quick: a few steps, to try the script.
 Two cases test an explanation. "adamw, embeddings 2^-5": under Muon embeddings take AdamW's step at Muon's rate.
 "sinusoidal, D^-0.5": the model multiplies embeddings by D^0.5, so that they start as large as the waves.
 """
@@ -248,6 +248,7 @@ def all_cases():
         shape = {"n_layer": 48, "d_model": 32, "n_head": 2, "norm": norm, "max_seq_len": 32}
         deep = {"length": 32, "batch": 8, "steps": 60, "model": shape, "post_norm": name == "post"}
         found["norms"][name] = deep
+        found["norms"][f"{name}, 300 steps"] = deep | {"steps": 300, "searched": False}
     for name in ("learned", "sinusoidal", "rotary", "alibi", "t5", "shaw", "huang", "none"):
         shape = {"position": "learned" if name == "none" else name, "relative_distance": 32, "relative_buckets": 16}
         case = {"model": shape, "no_position": name == "none", "lengths": [64, 128, 256], "steps": 250, "batch": 8}
