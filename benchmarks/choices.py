@@ -6,7 +6,7 @@ A small GPT reads the bytes of Python's help texts. Norms, positions, activation
 on seed 3 the learning rate goes by factors of 2 from a usual one until both neighbours are worse; then seeds 0, 1 and
 2 run at the best. Schedules, formats and norms over 300 steps are compared at 2^-8. Each run is a small JSON in FOLDER,
 so a stopped benchmark goes on where it was; FOLDER/choices.json is the result. --quick: a few steps, to try the script.
-Two cases test an explanation. "adamw, embeddings 2^-5": under Muon embeddings take AdamW's step at Muon's rate.
+Cases test explanations. "embeddings 2^-5" and "2^-8": under Muon embeddings take AdamW's step at Muon's rate.
 "sinusoidal, D^-0.5": the model multiplies embeddings by D^0.5, so that they start as large as the waves.
 """
 
@@ -214,11 +214,12 @@ def optimizer_of(model, case, lr):
 def rate_of_embeddings(model, optimizer, factor):
     """At each step the embeddings' rate is the others' times `factor`."""
     of_embeddings = {id(p) for name, p in model.named_parameters() if "embedding" in name}
-    others = optimizer.param_groups[0]
-    apart = [p for p in others["params"] if id(p) in of_embeddings]
-    others["params"] = [p for p in others["params"] if id(p) not in of_embeddings]
-    optimizer.add_param_group(others | {"params": apart})
-    optimizer.register_step_pre_hook(lambda *_: optimizer.param_groups[-1].update(lr=others["lr"] * factor))
+    group = next(g for g in optimizer.param_groups if any(id(p) in of_embeddings for p in g["params"]))
+    apart = [p for p in group["params"] if id(p) in of_embeddings]
+    group["params"] = [p for p in group["params"] if id(p) not in of_embeddings]
+    optimizer.add_param_group(group | {"params": apart})
+    first = optimizer.param_groups[0]
+    optimizer.register_step_pre_hook(lambda *_: optimizer.param_groups[-1].update(lr=first["lr"] * factor))
 
 
 def run(case, lr, seed):
@@ -270,6 +271,8 @@ def all_cases():
             found["optimizers"][f"{name}, batch {batch}"] = case
     only_one_change = found["optimizers"]["adamw, embeddings 2^-5, batch 8"] | {"searched": False}  # AdamW's best rate
     found["optimizers"]["adamw 2^-8, embeddings 2^-5, batch 8"] = only_one_change
+    of_adamw = {"lr": 2**-5, "embeddings_lr": 2**-8, "searched": False}  # Muon's best rate, and AdamW's for embeddings
+    found["optimizers"]["muon 2^-5, embeddings 2^-8, batch 8"] = found["optimizers"]["muon, batch 8"] | of_adamw
     for schedule, warms in {"constant": (0.0, 0.1), "cosine": (0.0, 0.1), "wsd": (0.1,)}.items():
         for warm in warms:
             name = f"{schedule}, {'warm-up' if warm else 'no warm-up'}"
