@@ -9,14 +9,12 @@ import argparse
 import gc
 import os
 from contextlib import nullcontext
-from itertools import islice
 
 import torch
 import torch.distributed as dist
 from checkpoint import load, save
 from model import GPT, TEXT, loss_of, read_windows
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler
 
 # torchrun tells each process who it is, in RANK and WORLD_SIZE; without them it is rank 0 of 1.
 rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -59,16 +57,12 @@ class Radius:
         self.step += 1
 
 
-def batches(windows, steps, size):
+def batches(windows, steps, size, rank=rank, world_size=world_size):
     """Each step and this rank's share of its batch. Each epoch has an order of its own."""
-    sampler = DistributedSampler(windows, drop_last=True)  # deals that order out among the ranks
-    loader = DataLoader(windows, size // world_size, sampler=sampler, drop_last=True)
     for step in steps:
-        epoch, place = divmod(step, len(loader))
-        if place == 0 or step == steps[0]:
-            sampler.set_epoch(epoch)
-            shares = islice(loader, place, None)  # after a restart `place` batches have been seen
-        yield step, next(shares)
+        epoch, place = divmod(step, len(windows) // size)
+        order = torch.randperm(len(windows), generator=torch.Generator().manual_seed(epoch))
+        yield step, windows[order[place * size : (place + 1) * size][rank::world_size]]
 
 
 def main(args):

@@ -31,7 +31,7 @@ _BASE = {
     "loop.eval_every": STEPS // 2,
     "loop.eval_batches": 1,
     "loop.device": "cpu",
-    "data.corpus": str(resources.files("aiscale.published") / "papers/radius_downstream.csv"),  # no Python changes it
+    "data.corpus": str(resources.files("aiscale.published") / "papers/radius_downstream.csv"),  # the same everywhere
     "loop.seed": 1,  # with some a row is nearly constant for a moment, and layer norm makes much of a rounding
     "data.seed": 1,
     "optimizer.lr": 1e-2,
