@@ -27,6 +27,7 @@ def prepare_megatron() -> None:
     """Wherever it asks for CUDA, until this process ends, it gets the CPU. It also loads the states of torch's Adam."""
     from aiscale.parallel.megatron.adapt import adapted
 
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # as above
     torch.set_num_threads(1)  # it forks the processes that write a checkpoint: OpenMP's threads would not be there
     _until_the_end.enter_context(adapted(torch.device("cpu")))
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer

@@ -120,6 +120,7 @@ def _execute(notebook: Notebook, folder: Path, parameters: dict, core: bool, opt
             kernel_name="python3",
             cwd=str(notebook.path.resolve().parent),
             progress_bar={"leave": False, "disable": None},
+            request_save_on_cell_execute=False,  # a twentieth of a second a cell; a failed copy is saved, too
             **options,
             **({"skip_cells_with_tag": OPTIONAL} if core else {}),
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from queue import SimpleQueue
 from unittest.mock import patch
 
 import torch
@@ -45,6 +46,7 @@ class _SoftmaxKeepsDouble(TorchFunctionMode):
 
 def _replacements() -> list[tuple[object, str, object]]:
     """(object, attribute, replacement on the CPU)."""
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
     from megatron.core.tensor_parallel import random
 
     return [
@@ -52,6 +54,8 @@ def _replacements() -> list[tuple[object, str, object]]:
         (torch.cuda, "synchronize", lambda *_, **__: None),
         (torch.cuda, "get_rng_state", lambda *_, **__: torch.get_rng_state()),
         (torch.cuda, "manual_seed", torch.manual_seed),
+        # Where a rank hands itself what it wrote. Else each starts a process for it, with all imports: five seconds.
+        (filesystem_async, "_results_queue", SimpleQueue()),
         (random, "_get_cuda_rng_state", lambda *_, **__: torch.get_rng_state()),
         (random, "_set_cuda_rng_state", lambda state, *_, **__: torch.set_rng_state(state)),
     ]
@@ -63,7 +67,9 @@ def adapted(device: torch.device, *, double: bool = False) -> Iterator[None]:
     with ExitStack() as stack, warnings.catch_warnings():
         # Hide what only Megatron-Core's authors can act on: advice on fused kernels and CUDA settings, deprecations.
         warnings.filterwarnings("ignore", module="megatron")
-        warnings.filterwarnings("ignore", message=".*torch.distributed.*deprecated", category=FutureWarning)
+        warnings.filterwarnings(
+            "ignore", message=".*torch.distributed.*deprecated|Please use DTensor", category=FutureWarning
+        )
         # Without masters, the distributed optimizer updates views of the parameters.
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
         if device.type == "cpu":
