@@ -187,10 +187,10 @@ def energies(table, theirs, networks, tokenizer):
         "shells times x, x^2, x^3": [shells, shells * x, x, x**2, x**3],
     }
 
-    def tested(split):
+    def tested(split, groups=None):
         def rmse(X):
             fit = make_pipeline(StandardScaler(), BayesianRidge())
-            said = cross_val_predict(fit, np.hstack(X), E, cv=split, groups=which)
+            said = cross_val_predict(fit, np.hstack(X), E, cv=split, groups=groups)
             return float(np.sqrt(np.mean((said - E) ** 2)))
 
         found = {name: rmse(X) for name, X in columns.items()}
@@ -203,8 +203,8 @@ def energies(table, theirs, networks, tokenizer):
             ],
         }
 
-    folds, unseen = KFold(5, shuffle=True, random_state=0), LeaveOneGroupOut()
-    return {"rows": len(E), "formulas": formulas} | tested(folds) | {"each share left out": tested(unseen)}
+    folds = tested(KFold(5, shuffle=True, random_state=0))
+    return {"rows": len(E), "formulas": formulas} | folds | {"each share left out": tested(LeaveOneGroupOut(), which)}
 
 
 def texts_of(folder):

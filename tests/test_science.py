@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 from sklearn.linear_model import BayesianRidge
-from sklearn.model_selection import KFold, ShuffleSplit, cross_val_predict
+from sklearn.model_selection import KFold, LeaveOneGroupOut, ShuffleSplit, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -18,6 +18,7 @@ from aiscale import lesson, published
 
 ROOT = Path(__file__).parents[1]
 STORED = published.measured("science")
+FOLDS = KFold(5, shuffle=True, random_state=0)
 TABLE = ROOT.parent / "shared/published/fept_configurations.csv.gz"
 
 
@@ -72,10 +73,10 @@ def test_three_random_numbers_for_each_formula_improve_the_energies():
     n, shells, E = rows[:, :1], rows[:, 1:7], rows[:, 7]
     assert len(rows) == STORED["energies"]["rows"] and len(rows[n[:, 0] == 2]) == 496  # all pairs of 32 places
 
-    def squared_error(*columns):
+    def squared_error(*columns, cv=FOLDS, groups=None):
         fit = make_pipeline(StandardScaler(), BayesianRidge())
         X = np.hstack([shells, n, *columns])
-        return np.mean((cross_val_predict(fit, X, E, cv=KFold(5, shuffle=True, random_state=0)) - E) ** 2)
+        return np.mean((cross_val_predict(fit, X, E, cv=cv, groups=groups) - E) ** 2)
 
     base, which = squared_error(), np.unique(n, return_inverse=True)[1].ravel()
     gains = [1 - squared_error(np.random.default_rng(seed).normal(size=(10, 3))[which]) / base for seed in range(20)]
@@ -84,3 +85,9 @@ def test_three_random_numbers_for_each_formula_improve_the_energies():
     for name in ("+ the encoder's three", "+ MatSciBERT's three, by FORGE"):
         assert low < STORED["energies"]["columns"][name]["gain"] < high
     assert 1 - squared_error(n**2, n**3) / base > high
+
+    unseen = {"cv": LeaveOneGroupOut(), "groups": which}
+    stored = STORED["energies"]["each share left out"]["columns"]
+    gain = 1 - squared_error(n**2, n**3, **unseen) / squared_error(**unseen)
+    assert abs(gain - stored["+ x^2, x^3"]["gain"]) < 1e-3
+    assert stored["+ MatSciBERT's three, by FORGE"]["gain"] < 0 < stored["+ x^2, x^3"]["gain"]

@@ -86,8 +86,7 @@ def execute(
         there = inspect_notebook(str(notebook.path))
         for name in parameters.keys() - there.keys():
             raise LessonError(f"{notebook.name} has no parameter {name}: {hint(name, there, ', '.join(there))}")
-    folder = Path(out).absolute() / "notebooks"
-    folder.mkdir(parents=True, exist_ok=True)
+    (folder := Path(out).absolute() / "notebooks").mkdir(parents=True, exist_ok=True)
     queues = os.environ.get("AISCALE_ENGINES") == "slurm" and "SLURM_JOB_ID" not in os.environ
     options: dict = {"execution_timeout": None if queues else CELL_TIMEOUT_S}
     os.environ.update(_environment())

@@ -14,13 +14,8 @@ from aiscale.study.results import facts, side_by_side, summary
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "study",
-        nargs="?",
-        default="quick",
-        metavar="STUDY",
-        help="a file, or laptop, node, grid, grid-node or quick (default)",
-    )
+    files = "a file, or laptop, node, grid, grid-node or quick (default)"
+    add("study", nargs="?", default="quick", metavar="STUDY", help=files)
     add("--out", metavar="FOLDER", help="where results go, a file for each run (default: runs/STUDY)")
     add("--budget", type=float, metavar="MINUTES", help="begin no run that would end later")
     add("--compare", nargs=2, metavar="FOLDER", help="put the results of two studies side by side")

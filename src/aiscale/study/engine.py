@@ -47,8 +47,9 @@ def run_study(study: Study, out: str | Path, budget_minutes: float | None = None
         for i, (number, turn, cell) in enumerate(waiting):
             usual_s = max([row["seconds"] for row in rows if row["settings"] == cell], default=0)
             if time.monotonic() + usual_s > deadline:
-                message = f"{minutes:g} minutes are used up, {len(waiting) - i} runs are left: run it again"
-                print(message, file=sys.stderr)
+                print(
+                    f"{minutes:g} minutes are used up, {len(waiting) - i} runs are left: run it again", file=sys.stderr
+                )
                 break
             rows.append(row := {"round": number, "turn": turn, **_run(study, cell, Path(scratch))})
             Path(out).mkdir(parents=True, exist_ok=True)
@@ -95,13 +96,12 @@ def attempt(study: Study, cell: Cell, scratch: Path) -> dict:
     spec.write_text(json.dumps({"cell": cell, "data": str(data), "limit_s": 60 * study.cell_minutes}))
     out.unlink(missing_ok=True)
     argv = ["-m", "aiscale.study.cell", str(spec), str(out)]
-    modules = ["torch._dynamo", "aiscale.data", "aiscale.parallel", "aiscale.train.records"]  # those of study.cell
-    status = launch(cell["ranks"], argv, preload=modules)
+    preload = ["torch._dynamo", "aiscale.data", "aiscale.parallel", "aiscale.train.records"]  # those of study.cell
+    status = launch(cell["ranks"], argv, preload=preload)
     if status in INTERRUPTED:
         raise KeyboardInterrupt
-    if out.exists():
-        return json.loads(out.read_text())
-    return {"status": _ENDS.get(status, "failed"), "error": f"a rank ended with status {status}"}
+    failed = {"status": _ENDS.get(status, "failed"), "error": f"a rank ended with status {status}"}
+    return json.loads(out.read_text()) if out.exists() else failed
 
 
 def _predicted(cell: Cell) -> dict:

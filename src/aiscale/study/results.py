@@ -20,8 +20,8 @@ def summary(rows: Sequence[dict]) -> list[dict]:
         runs = [row for row in rows if row["cell"] == cell]
         good = [row for row in runs if row["status"] == "ok"]
         last = (good or runs)[-1]
-        keys = ("status", "error", "peak_bytes", "predicted_bytes")
-        entry = {"cell": cell, "runs": len(runs), "good": len(good), **{key: last[key] for key in keys if key in last}}
+        entry = {"cell": cell, "runs": len(runs), "good": len(good)}
+        entry |= {key: last[key] for key in ("status", "error", "peak_bytes", "predicted_bytes") if key in last}
         if timed := [row for row in good if "epoch_s" in row]:
             entry["epoch_s"] = spread([row["epoch_s"] for row in timed])
             entry["tokens_per_s"] = statistics.median(row["tokens_per_s"] for row in timed)

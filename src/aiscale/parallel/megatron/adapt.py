@@ -67,9 +67,7 @@ def adapted(device: torch.device, *, double: bool = False) -> Iterator[None]:
     with ExitStack() as stack, warnings.catch_warnings():
         # Hide what only Megatron-Core's authors can act on: advice on fused kernels and CUDA settings, deprecations.
         warnings.filterwarnings("ignore", module="megatron")
-        warnings.filterwarnings(
-            "ignore", message=".*torch.distributed.*deprecated|Please use DTensor", category=FutureWarning
-        )
+        warnings.filterwarnings("ignore", ".*torch.distributed.*deprecated|Please use DTensor", FutureWarning)
         # Without masters, the distributed optimizer updates views of the parameters.
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
         if device.type == "cpu":
