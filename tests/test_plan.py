@@ -212,7 +212,9 @@ def test_the_command_prints_a_page_and_json(capsys, tmp_path):
     assert main(["plan", "--model", "forge-m", "--machine", "frontier", "--nodes", "64"]) == 0
     said = capsys.readouterr().out
     assert "13.1 B parameters" in said and "node-hours" in said and "where the step goes" in said
-    assert "(many nodes, a program that was not fitted)" in said and "kWh" in said
+    assert "(many nodes, a program that was not fitted)" in said and "kWh" in said and "may not fit" not in said
+    main("plan --model forge-m --machine perlmutter --nodes 4".split())  # fits, but the band's upper end does not
+    assert "it may not fit" in capsys.readouterr().out
     argv = "plan --model gpt3-175b --machine selene --nodes 128 --layout tp=8,pp=16,micro_batch=1 --json"
     assert main(argv.split()) == 0
     answer = json.loads(capsys.readouterr().out)

@@ -85,7 +85,6 @@ def test_three_random_numbers_for_each_formula_improve_the_energies():
     for name in ("+ the encoder's three", "+ MatSciBERT's three, by FORGE"):
         assert low < STORED["energies"]["columns"][name]["gain"] < high
     assert 1 - squared_error(n**2, n**3) / base > high
-
     unseen = {"cv": LeaveOneGroupOut(), "groups": which}
     stored = STORED["energies"]["each share left out"]["columns"]
     gain = 1 - squared_error(n**2, n**3, **unseen) / squared_error(**unseen)

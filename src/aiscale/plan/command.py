@@ -69,8 +69,7 @@ def choose(args: argparse.Namespace) -> tuple[Answer, Ranking | None]:
     gpus = args.nodes * platform.gpus_per_node
     if args.layout:
         return plan(shape, _layout(args.layout, gpus, batch, args.precision, software), platform), None
-    ranking = search(shape, platform, gpus, batch, args.precision, software)
-    return ranking.best, ranking
+    return (ranking := search(shape, platform, gpus, batch, args.precision, software)).best, ranking
 
 
 def find_shape(args: argparse.Namespace) -> Shape:
@@ -140,6 +139,7 @@ def page(answer: Answer, title: str, tokens: float, ranking: Ranking | None) -> 
     def band(value: float, what: str = "") -> str:
         return "({} to {})".format(*(f"{x:,.0f}" if x > 100 else f"{x:.3g}" for x in answer.band(value, what)))
 
+    doubt = ": it may not fit" * (answer.band(answer.memory_gb, "memory")[1] > answer.capacity_gb)
     lines = [
         f"{title}: {shape.parameters / 1e9:.3g} B parameters, {shape.layers} layers of {shape.hidden}, "
         f"sequences of {shape.seq}, {layout.global_batch} a step",
@@ -151,7 +151,7 @@ def page(answer: Answer, title: str, tokens: float, ranking: Ranking | None) -> 
         f"rate       {answer.tflops:.4g} TFLOP/s a device, MFU {100 * answer.mfu:.1f} %, HFU {100 * answer.hfu:.1f} %"
         + ("; the host's launches set the pace" if step.launch_bound else ""),
         f"memory     {answer.memory_gb:.1f} GB {band(answer.memory_gb, 'memory')} of {answer.capacity_gb:.1f} GB"
-        + ("" if answer.fits else f": {answer.memory_gb - answer.capacity_gb:.1f} GB too much"),
+        + (doubt if answer.fits else f": {answer.memory_gb - answer.capacity_gb:.1f} GB too much"),
         f"{tokens / 1e9:,.3g} B tokens: {days:,.3g} days {band(days)}, {node_hours:,.0f} node-hours {band(node_hours)}"
         + ("" if kwh is None else f", at most {kwh:,.0f} kWh of the devices"),
         f"in brackets: 8 of 10 published runs of this kind ({answer.kind}) were measured between",
