@@ -54,7 +54,7 @@ def test_a_rank_of_each_role_of_1024_sends_and_holds_the_predicted_bytes(strateg
 
 
 #: Nothing but communication is waited for, and nothing hides it.
-BARE = constants(launch_s=0, launch_tp_s=0, launch_fsdp_s=0)
+BARE = constants(launch_s=0, launch_tp_s=0, launch_fsdp_s=0, cast_bytes=0)
 VISIBLE = Software(overlap=False, tp_overlap="none")
 #: category of ours -> of the planner
 STATES = {"parameters": "weights", "gradients": "gradients", "optimizer states": "optimizer states"}
