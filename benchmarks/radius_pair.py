@@ -31,7 +31,7 @@ MODEL = ("n_layer=1", "n_head=2", "d_model=32") if QUICK else ()
 BASE = [*(f"model.{text}" for text in (*MODEL, "vocab_size=256", "max_seq_len=256"))]
 BASE += ["data.corpus=stdlib", "data.tokenizer=byte", "parallel.strategy=ddp", "optimizer.schedule=cosine"]
 BASE += ["optimizer.clip_norm=1.0", "optimizer.weight_decay=0.1", "optimizer.beta2=0.99"]
-BASE += ["loop.epochs=0", "loop.seq_len=256", "loop.global_batch=8", "loop.precision=bf16", "loop.eval_batches=32"]
+BASE += ["loop.epochs=0", "loop.seq_len=256", "loop.global_batch=8", "loop.precision=fp32", "loop.eval_batches=32"]
 BASE += ["loop.device=cpu", f"loop.checkpoint_every={INTERVAL}"]
 
 

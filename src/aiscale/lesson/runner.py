@@ -20,7 +20,7 @@ from aiscale.config import hint
 from aiscale.lesson.notebook import OPTIONAL, LessonError, Notebook, notebooks, read, tags
 from aiscale.processes import usable_cores
 
-CELL_TIMEOUT_S = 120
+CELL_TIMEOUT_S = 300  # twice what a cell takes on a slow machine with others at work
 
 
 @dataclass(frozen=True)
