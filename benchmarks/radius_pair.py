@@ -24,15 +24,15 @@ from aiscale.cost.compression import is_exempt
 from aiscale.study.compare import compare
 
 QUICK = "--quick" in sys.argv
-TUNED, STEPS, INTERVAL = (20, 40, 4) if QUICK else (1000, 2000, 200)
+TUNED, STEPS, INTERVAL = (20, 40, 4) if QUICK else (400, 1000, 200)
 RATES, SEEDS, DENSITY = (5e-4, 1e-3, 2e-3), (0, 1), 0.4
 TASKS = "aiscale_last_word,aiscale_rolling,aiscale_two_choice"
 MODEL = ("n_layer=1", "n_head=2", "d_model=32") if QUICK else ()
 BASE = [*(f"model.{text}" for text in (*MODEL, "vocab_size=256", "max_seq_len=256"))]
 BASE += ["data.corpus=stdlib", "data.tokenizer=byte", "parallel.strategy=ddp", "optimizer.schedule=cosine"]
 BASE += ["optimizer.clip_norm=1.0", "optimizer.weight_decay=0.1", "optimizer.beta2=0.99"]
-BASE += ["loop.epochs=0", "loop.seq_len=256", "loop.global_batch=8", "loop.precision=fp32", "loop.eval_batches=32"]
-BASE += ["loop.device=cpu", f"loop.checkpoint_every={INTERVAL}"]
+BASE += ["loop.epochs=0", "loop.seq_len=128", "loop.global_batch=8", "loop.precision=fp32", "loop.eval_batches=32"]
+BASE += ["loop.device=cpu", f"loop.checkpoint_every={INTERVAL}", f"loop.eval_every={INTERVAL}"]
 
 
 def aiscale(*words):
@@ -42,7 +42,7 @@ def aiscale(*words):
 def train(folder, method, steps, lr, seed, *others):
     """The folder of a run, trained unless it has finished."""
     name = f"{method}-{steps}-{lr:g}-{seed}"
-    settings = [f"name={name}", *BASE, f"loop.steps={steps}", f"loop.eval_every={steps // 20}", *others]
+    settings = [f"name={name}", *BASE, f"loop.steps={steps}", *others]
     settings += [f"optimizer.{key}={value}" for key, value in (("lr", lr), ("min_lr", lr / 10))]
     settings += [f"optimizer.warmup_steps={steps // 10}", f"loop.seed={seed}", f"data.seed={seed}"]
     if method == "radius":
