@@ -24,7 +24,7 @@ from aiscale.cost.compression import is_exempt
 from aiscale.study.compare import compare
 
 QUICK = "--quick" in sys.argv
-TUNED, STEPS, INTERVAL = (20, 40, 4) if QUICK else (400, 1000, 200)
+TUNED, STEPS, INTERVAL = (20, 40, 4) if QUICK else (400, 800, 200)
 RATES, SEEDS, DENSITY = (5e-4, 1e-3, 2e-3), (0, 1), 0.4
 TASKS = "aiscale_last_word,aiscale_rolling,aiscale_two_choice"
 MODEL = ("n_layer=1", "n_head=2", "d_model=32") if QUICK else ()
