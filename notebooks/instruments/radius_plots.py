@@ -93,7 +93,7 @@ def by_bytes(ax: Axes, sweep: Mapping, perplexities: Points) -> None:
     sparsity.perplexities({"radius": [point for point in ours if point not in above]}, ax)
     style.draw(ax, "published", *zip(*perplexities, strict=True))
     for wire, mean, *_ in above:
-        text = {"ha": "center", "va": "top", "fontsize": 8.5, "color": style.INK}
+        text = {"va": "top", "fontsize": 8.5, "color": style.INK}
         ax.annotate(f"ours: {mean:+.0f} % ↑", (wire, _HIGHEST_PCT), **text)
     ax.xaxis.set_major_formatter(PercentFormatter(1, 0))
     ax.set(xlim=(0, 1), ylim=(-_HIGHEST_PCT / 2, _HIGHEST_PCT), xlabel="sent (% of dense bytes)")
