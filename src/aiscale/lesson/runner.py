@@ -88,7 +88,7 @@ def execute(
             raise LessonError(f"{notebook.name} has no parameter {name}: {hint(name, there, ', '.join(there))}")
     (folder := Path(out).absolute() / "notebooks").mkdir(parents=True, exist_ok=True)
     queues = os.environ.get("AISCALE_ENGINES") == "slurm" and "SLURM_JOB_ID" not in os.environ
-    options: dict = {"execution_timeout": None if queues else CELL_TIMEOUT_S}
+    options: dict = {"execution_timeout": None if queues else CELL_TIMEOUT_S, "shutdown_kernel": "immediate"}  # -2 s
     os.environ.update(_environment())
     results = []
     with (
