@@ -357,7 +357,7 @@ def fsdp_step(layers=3):
         x, back = 1.35 * column + (0.4 if phase == "backward" else 0), phase == "backward"
         for number in range(layers):
             y, everything = 1.2 * number, range(RANKS) if number == at else ()
-            slices(ax, x, y, 0.5, 1, everything, BORROWED)
+            slices(ax, x, y, 0.5, 1, everything, "tab:orange")
             slices(ax, x, y, 0.5, 1, [0], WEIGHTS)
             done = ("backward", number) in order[:column]
             slices(ax, x + 0.5, y, 0.5, 1, (everything if back else ()) or ([0] if done else ()), GRADIENTS)
@@ -367,7 +367,7 @@ def fsdp_step(layers=3):
         say(ax, x + 0.5, -0.15, f"{phase} {at}", va="bottom", color=style.MUTED)
     for number in range(layers):
         say(ax, -0.15, 1.2 * number + 0.5, f"layer {number}", 9, ha="right")
-    names = {"parameters, its own": WEIGHTS, "parameters, borrowed": BORROWED, "gradients": GRADIENTS}
+    names = {"parameters, its own": WEIGHTS, "parameters, borrowed": "tab:orange", "gradients": GRADIENTS}
     view(ax, -0.9, 1.35 * len(order) + 0.2, 1.2 * layers + 1.3, -0.5, aspect="auto", names=names)
 
 

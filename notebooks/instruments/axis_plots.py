@@ -17,9 +17,7 @@ def draw(sent: Mapping[str, float], sending: Mapping[str, float]) -> None:
     _, (left, right) = plt.subplots(1, 2, figsize=(7.5, 1.9), layout="constrained")
     bars = left.barh(list(sent), [nbytes / 2**30 for nbytes in sent.values()], color=style.MUTED)
     left.bar_label(bars, [f"{nbytes / 2**30:.3g}" for nbytes in sent.values()], padding=4)
-    left.set(xscale="log", xlabel="a rank sends in a step (GiB)")
-    left.set_xlim(min(sent.values()) / 2**33, max(sent.values()) / 2**28)
-    left.xaxis.set_major_formatter("{x:g}")
+    left.set(xlabel="a rank sends in a step (GiB)", xlim=(0, 1.2 * max(sent.values()) / 2**30))
     colors = {"computing": style.EVENT_COLORS["backward"], "sending": style.EVENT_COLORS["communication"]}
     right.barh(list(sending), 1, color=colors["computing"])
     right.barh(list(sending), sending.values(), left=1, color=colors["sending"])

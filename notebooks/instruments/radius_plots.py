@@ -94,7 +94,7 @@ def by_bytes(ax: Axes, sweep: Mapping, perplexities: Points) -> None:
     style.draw(ax, "published", *zip(*perplexities, strict=True))
     for wire, mean, *_ in above:
         text = {"va": "top", "fontsize": 8.5, "color": style.INK}
-        ax.annotate(f"ours: {mean:+.0f} % ↑", (wire, _HIGHEST_PCT), **text)
+        ax.annotate(f"↑ ours: {mean:+.0f} %", (wire, _HIGHEST_PCT), **text)
     ax.xaxis.set_major_formatter(PercentFormatter(1, 0))
     ax.set(xlim=(0, 1), ylim=(-_HIGHEST_PCT / 2, _HIGHEST_PCT), xlabel="sent (% of dense bytes)")
 
