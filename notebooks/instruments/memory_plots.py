@@ -14,7 +14,7 @@ from aiscale.plots import style
 KINDS = {
     "parameters, own": (["Sharded Param"], style.MEMORY_COLORS["parameters"]),
     "optimizer states": (["OptState"], style.MEMORY_COLORS["optimizer states"]),
-    "parameters, borrowed": (["Unsharded Param"], "tab:orange"),
+    "parameters, gathered": (["Unsharded Param"], "tab:orange"),
     "message buffers": (["All Gather", "Reduce Scatter"], style.MEMORY_COLORS["buffers"]),
     "gradients": (["Sharded Grad", "Unsharded Grad"], style.MEMORY_COLORS["gradients"]),
     "activations, temporaries": (["Activation", "Temp", "Inputs"], style.MEMORY_COLORS["activations"]),
@@ -36,7 +36,7 @@ def draw(steps: Mapping[str, tuple[list[dict], list[int]]], ranks: int) -> None:
             ax.axvline(end, color=style.INK, linewidth=0.7)
         for place, word in zip([0, *ends], ("forward", "backward", "update"), strict=True):
             ax.text(place + 6, 0.8 * ddp, word, fontsize=8, color=style.INK)
-        ax.set(ylabel=f"{name} (MiB)", ylim=(0, 1.12 * ddp))
+        ax.set(ylabel=f"MiB, {name}", ylim=(0, 1.12 * ddp))
         ax.set_title(f"at most {max(map(sum, zip(*stack, strict=True))):.0f} MiB", loc="right", fontsize=9)
     axes[-1].set(xlabel="operations", xlim=(0, max(ends[-1] for _, ends in steps.values()) + 90))
     figure.legend(*axes[0].get_legend_handles_labels(), ncols=3, loc="outside upper left")

@@ -40,7 +40,7 @@ def main(args):
         fully_shard(block, mp_policy=policy)  # gathered, used and freed one at a time
     fully_shard(model, mp_policy=policy)  # the root: embeddings and head
     for block, following in zip(model.blocks, model.blocks[1:]):
-        block.set_modules_to_forward_prefetch([following])  # gathered while this one computes
+        block.set_modules_to_forward_prefetch([following])  # gathered while this one computes: one ahead
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     first = load(args.save, model, optimizer)
     windows = read_windows(args.text)
