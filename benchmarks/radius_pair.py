@@ -1,6 +1,6 @@
 """Dense training and Radius with a model of 10.8 million parameters: the pair of the appendix of Radius in small.
 
-    python benchmarks/radius_pair.py FOLDER          # hours on two cores; call it again to go on
+    python benchmarks/radius_pair.py FOLDER          # two hours on two cores; call it again to go on
     python benchmarks/radius_pair.py FOLDER --quick  # a test of the script: a tiny model, some steps
 
 Dense and Radius (density 0.4, a new mask every 200 steps, dense for the first fifth) both train with the same three
@@ -24,14 +24,14 @@ from aiscale.cost.compression import is_exempt
 from aiscale.study.compare import compare
 
 QUICK = "--quick" in sys.argv
-TUNED, STEPS, INTERVAL = (20, 40, 4) if QUICK else (400, 800, 200)
+TUNED, STEPS, INTERVAL = (20, 40, 4) if QUICK else (1000, 2000, 200)
 RATES, SEEDS, DENSITY = (5e-4, 1e-3, 2e-3), (0, 1), 0.4
 TASKS = "aiscale_last_word,aiscale_rolling,aiscale_two_choice"
 MODEL = ("n_layer=1", "n_head=2", "d_model=32") if QUICK else ()
 BASE = [*(f"model.{text}" for text in (*MODEL, "vocab_size=256", "max_seq_len=256"))]
 BASE += ["data.corpus=stdlib", "data.tokenizer=byte", "parallel.strategy=ddp", "optimizer.schedule=cosine"]
 BASE += ["optimizer.clip_norm=1.0", "optimizer.weight_decay=0.1", "optimizer.beta2=0.99"]
-BASE += ["loop.epochs=0", "loop.seq_len=128", "loop.global_batch=8", "loop.precision=fp32", "loop.eval_batches=32"]
+BASE += ["loop.epochs=0", "loop.seq_len=128", "loop.global_batch=8", "loop.precision=bf16", "loop.eval_batches=32"]
 BASE += ["loop.device=cpu", f"loop.checkpoint_every={INTERVAL}", f"loop.eval_every={INTERVAL}"]
 
 
