@@ -49,7 +49,7 @@ def test_one_page_draws_published_and_stored_in_four_panels():
     hollow = [[line for line in ax.lines if line.get_label() == "_published"] for ax in axes.flat]
     assert [len(lines) for lines in hollow] == [1, 0, 1, 0]
     (arrow,) = (text.get_text() for text in axes[1, 0].texts)
-    assert arrow == "ours: +27 % ↑"  # density 0.1, above the frame
+    assert arrow == "↑ ours: +27 %"  # density 0.1, above the frame
     assert max(x for line in axes[1, 1].lines for x in line.get_xdata()) > 3800
 
 
