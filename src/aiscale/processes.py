@@ -165,7 +165,7 @@ def start_method(preload: Sequence[str]) -> str:
     if not preload or sys.platform != "linux" or any(map(os.path.exists, _GPUS)):
         return "spawn"
     if forkserver.get_inherited_fds() is None:
-        forkserver.set_forkserver_preload([*preload])
+        forkserver.set_forkserver_preload(["aiscale.uncollected", *preload])
         return "forkserver"
     for module in preload:  # the server has forked this process, which can fork, too
         with suppress(ImportError):  # who needs it reports it
@@ -205,6 +205,7 @@ def _become(argv: list[str], env: dict[str, str], cwd: str, files: list[Connecti
     if "torch" in sys.modules and env.get("OMP_NUM_THREADS", "").isdigit():
         sys.modules["torch"].set_num_threads(int(env["OMP_NUM_THREADS"]))
     gc.freeze()  # keeps the collector from touching, and so copying, memory that is shared
+    gc.enable()  # see uncollected.py
     try:
         _run(argv, cwd)
     except KeyboardInterrupt:

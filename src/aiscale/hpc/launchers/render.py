@@ -142,17 +142,9 @@ def fits(lesson: Lesson, place: Site) -> bool:
     return False
 
 
-def _clock(hours: float) -> str:
-    return "{:02}:{:02}:00".format(*divmod(round(hours * 60), 60))
-
-
 def _finish(text: str) -> str:
     lines = "\n".join(line.rstrip() for line in text.splitlines())
     return re.sub(r"\n{3,}", "\n\n", lines).strip("\n") + "\n"
-
-
-def _comment(text: str) -> str:
-    return textwrap.fill(text, 120, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
 
 
 @functools.cache
@@ -160,7 +152,9 @@ def templates() -> jinja2.Environment:
     loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
     options = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     made = jinja2.Environment(loader=loader, keep_trailing_newline=True, **options)
-    made.filters |= {"comment": _comment, "clock": _clock, "quote": shlex.quote}
+    marks = {"initial_indent": "# ", "subsequent_indent": "# "}
+    made.filters["comment"] = functools.partial(textwrap.fill, width=120, break_on_hyphens=False, **marks)
+    made.filters |= {"quote": shlex.quote, "clock": lambda h: "{:02}:{:02}:00".format(*divmod(round(h * 60), 60))}
     return made
 
 
