@@ -18,7 +18,6 @@ from pathlib import Path
 
 from aiscale.config import hint
 from aiscale.lesson.notebook import OPTIONAL, LessonError, Notebook, notebooks, read, tags
-from aiscale.processes import usable_cores
 
 CELL_TIMEOUT_S = 300  # twice what a cell takes on a slow machine with others at work
 
@@ -142,9 +141,10 @@ def shown(executed: Path) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """For the kernels: programs of this environment first, few threads, nothing from the hub."""
+    """For the kernels: programs of this environment first, one thread (more only slow such small models down), nothing
+    from the hub."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    threads = os.environ.get("OMP_NUM_THREADS") or str(min(4, len(usable_cores())))
+    threads = os.environ.get("OMP_NUM_THREADS") or "1"
     runs = str(Path(os.environ.get("AISCALE_RUNS") or "runs").absolute())  # where ranks in a job keep their files
     kernels = {"PATH": path, "OMP_NUM_THREADS": threads, "AISCALE_RUNS": runs, "PYTHONUNBUFFERED": "1"}
     return kernels | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
