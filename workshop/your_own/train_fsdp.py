@@ -75,4 +75,4 @@ if __name__ == "__main__":
     parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
     parser.add_argument("--bf16", action="store_true", help="compute and gather in bf16")
     main(parser.parse_args())
-    gc.freeze()  # or Python, before it ends, searches all that torch has loaded once more: a second a rank
+    gc.freeze()  # else Python, before it ends, searches all objects of torch for garbage: a second a rank

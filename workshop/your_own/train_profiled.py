@@ -98,4 +98,4 @@ if __name__ == "__main__":
     parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
     parser.add_argument("--workers", type=int, default=0, help="processes that read ahead, for each rank")
     main(parser.parse_args())
-    gc.freeze()  # or Python, before it ends, searches all that torch has loaded once more: a second a rank
+    gc.freeze()  # else Python, before it ends, searches all objects of torch for garbage: a second a rank

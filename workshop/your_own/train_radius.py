@@ -111,4 +111,4 @@ if __name__ == "__main__":
     parser.add_argument("--density", type=float, default=0.4, help="share of each matrix that a sparse step sends")
     parser.add_argument("--interval", type=int, default=5, help="steps from one dense step to the next")
     main(parser.parse_args())
-    gc.freeze()  # or Python, before it ends, searches all that torch has loaded once more: a second a rank
+    gc.freeze()  # else Python, before it ends, searches all objects of torch for garbage: a second a rank

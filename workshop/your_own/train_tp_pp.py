@@ -109,4 +109,4 @@ if __name__ == "__main__":
     parser.add_argument("--tp", type=int, default=2, help="ranks that share each matrix")
     parser.add_argument("--pp", type=int, default=2, help="stages of the pipeline")
     main(parser.parse_args())
-    gc.freeze()  # or Python, before it ends, searches all that torch has loaded once more: a second a rank
+    gc.freeze()  # else Python, before it ends, searches all objects of torch for garbage: a second a rank
