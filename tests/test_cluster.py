@@ -23,7 +23,7 @@ from aiscale import cluster
 from aiscale.cluster import engine, guard
 from aiscale.cluster.cells import Output, Pending
 from aiscale.cluster.errors import Failure, RankError, name_ranks, own_frames
-from aiscale.distributed import host_store
+from aiscale.private import STORE, new_store
 from aiscale.processes import marked, usable_cores
 
 SRC = str(Path(__file__).parents[1] / "src")
@@ -163,7 +163,7 @@ def test_forked_ranks_draw_different_random_numbers(ranks):
 def test_ranks_reused_from_a_smaller_cluster_can_join_new_ones(ranks):
     """For example after a Stop interrupted some ranks while they joined: ranks have joined different numbers of
     times."""
-    _store, rendezvous = host_store(20)
+    rendezvous = {STORE: str(new_store())}
     first = ranks.view.client.direct_view([0, 1])
     served = first.apply_async(engine.join, rendezvous, 2, "cpu", 20, [], True).get(60)
     assert [info["rank"] for info in served] == [0, 1]

@@ -5,6 +5,8 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import textwrap
 import time
 
 import psutil
@@ -13,6 +15,7 @@ import pytest
 from aiscale.distributed import ConnectError, Launch, Traffic, connect, find_launch
 from aiscale.distributed.counter import Group
 from aiscale.distributed.rendezvous import meeting_point
+from aiscale.private import STORE
 from aiscale.processes import start_python
 from ranks import forked, processes_with, run_ranks, wait_until
 
@@ -83,15 +86,47 @@ def test_the_first_host_of_a_slurm_step_is_found_without_scontrol(monkeypatch):
         assert meeting_point(Launch(launcher="srun", size=8))[0] == first
 
 
-def test_steps_of_slurm_that_share_a_node_meet_at_ports_of_their_own(monkeypatch):
+def test_steps_of_slurm_on_several_nodes_meet_at_ports_of_their_own(monkeypatch):
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "2")
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "nid[1-2]")
     ports = []
     for job, step in (("4300", "0"), ("4300", "1"), ("4301", "0")):
         monkeypatch.setenv("SLURM_JOB_ID", job)
         monkeypatch.setenv("SLURM_STEP_ID", step)
         ports.append(meeting_point(Launch(launcher="srun", size=8))[1])
     assert len(set(ports)) == 3 and all(1024 < port < 32768 for port in ports), "Linux gives the others to connections"
+
+
+def test_a_step_on_one_node_meets_at_a_private_file_whatever_the_launcher_exports(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("MASTER_PORT", STORE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MASTER_ADDR", "node1")  # as every launcher does
+    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "1")
+    files = set()
+    for step in (("7", "0", "40001"), ("7", "1", "40002"), ("7", "0", "40003")):  # the last one was requeued
+        for name, value in zip(("JOB_ID", "STEP_ID", "STEP_LAUNCHER_PORT"), step, strict=True):
+            monkeypatch.setenv(f"SLURM_{name}", value)
+        where = meeting_point(Launch(launcher="srun", size=8))
+        assert where == meeting_point(Launch(launcher="srun", size=8, rank=1))
+        files.add(where)
+    assert len(files) == 3 and {path.parent.stat().st_mode & 0o777 for path in files} == {0o700}
+
+
+def test_what_ranks_gather_is_data_and_no_code(tmp_path):
+    code = """
+    say(world.gather({"rank": world.rank, "words": ("ä", 1.5, None)}))
+    try:
+        world.gather(Path("x"))
+    except TypeError as error:
+        say(error)
+    """
+    done = run_ranks("from pathlib import Path\n" + textwrap.dedent(code), 2, tmp_path)
+    every = str([{"rank": rank, "words": ["ä", 1.5, None]} for rank in range(2)])
+    lines = done.stdout.splitlines()
+    assert sorted(lines) == sorted([every, every, *["Object of type PosixPath is not JSON serializable"] * 2]), done
 
 
 def test_a_port_in_use_is_named(tmp_path):

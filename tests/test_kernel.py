@@ -64,6 +64,17 @@ def test_a_kernel_brings_variables_into_notebooks(home):
     assert shown.stdout == b"abc123 it's 1=1\n"
 
 
+def test_nobody_else_can_read_the_variables_of_a_kernel(home, capsys):
+    assert cli.main(["kernel", "install", "--site", "none", "--env", "TOKEN=secret"]) == 0
+    folder = home / "data/kernels/aiscale"
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.iterdir())}
+    assert modes == {"aiscale": 0o700, "start.sh": 0o700, "kernel.json": 0o600}
+    capsys.readouterr()
+    shared = str(home / "class")
+    assert cli.main(["kernel", "install", "--site", "none", "--env", "TOKEN=secret", "--prefix", shared]) == 0
+    assert f"All who can read {shared} can read TOKEN." in capsys.readouterr().err
+
+
 def test_an_interrupt_reaches_python_through_the_start_script(home):
     from jupyter_client import KernelManager
 

@@ -1,4 +1,5 @@
-"""No port is open beyond loopback outside jobs, no file is world-writable, no secret is printed."""
+"""No port is open beyond the loopback, no file is world-writable, no secret is printed, and nobody else can write where
+ranks meet or where compiled code lies."""
 
 from __future__ import annotations
 
@@ -7,13 +8,15 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 import listening
-from aiscale import cluster
+from aiscale import cluster, private
 from aiscale.cluster import guard
+from aiscale.hpc.kernel import start_script
 from aiscale.processes import marked
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +36,9 @@ exec "$@"
 """
 NAMESPACES = ["unshare", "--net", "--uts", "--mount", "--propagation=private"]
 NAMESPACES += [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+
+#: A command as another user, who is nobody.
+STRANGER = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 
 TINY = "--set model.n_layer=1 --set model.n_head=2 --set model.d_model=16 --set loop.steps=1000000 --quiet".split()
 
@@ -64,13 +70,19 @@ by_hand = []
 for rank in range(2):
     env = os.environ | dict(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="29577")
     by_hand.append(subprocess.Popen([sys.executable, "-c", code], env=env, stdin=subprocess.PIPE))
+in_slurm = []
+for rank in range(2):  # a step on one node, from a launcher that exports the node's address
+    env = os.environ | dict(SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank), SLURM_STEP_NUM_TASKS="2")
+    env |= dict(SLURM_STEP_NUM_NODES="1", SLURM_JOB_ID="1", SLURM_STEP_ID="0", MASTER_ADDR="10.77.0.1")
+    in_slurm.append(subprocess.Popen([sys.executable, "-c", code], env=env, stdin=subprocess.PIPE))
 alone = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
 ranks = cluster.start(2, start_timeout_s=120)
 ranks.execute("dist.barrier()")
 report = dict(engines=beyond([os.getpid(), *marked(guard.MARKER, ranks.run(os.getenv, guard.MARKER)[0])]))
 ranks.stop()
-report |= dict(by_hand=seen(by_hand, 3), alone=seen([alone], 1), launched=seen([launched], 3))
-for process in (launched, alone, *by_hand):
+report |= dict(by_hand=seen(by_hand, 3), alone=seen([alone], 1), launched=seen([launched], 2))
+report |= dict(in_slurm=seen(in_slurm, 2))
+for process in (launched, alone, *by_hand, *in_slurm):
     process.terminate()
     process.wait(60)
 
@@ -109,7 +121,9 @@ def on_a_network(tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize(("way", "least"), [("engines", 10), ("launched", 3), ("by_hand", 3), ("alone", 1)])
+@pytest.mark.parametrize(
+    ("way", "least"), [("engines", 10), ("launched", 2), ("by_hand", 3), ("in_slurm", 2), ("alone", 1)]
+)
 def test_ranks_on_one_machine_listen_on_the_loopback_only(on_a_network, way, least):
     sockets, beyond = on_a_network[way]
     assert sockets >= least, "they do listen"
@@ -169,3 +183,74 @@ def test_no_key_is_in_a_log_or_a_command_line(engines):
         path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file() and path not in files
     )
     assert [key for key in keys if key in said] == []
+
+
+def test_another_user_cannot_enter_the_store_of_ranks(engines):
+    folder, pids, *_ = engines
+    stores = list(folder.glob("store-*"))
+    assert stores and "aiscale.cluster" in listening.command_lines(pids)
+    assert not any("MASTER_PORT" in listening.environment(pid) for pid in pids), "no port leads to it"
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user; that the folder's mode is 0700 was tested above")
+    for attack in (["cat", stores[0]], ["ls", folder], ["touch", folder / "store-mine"]):
+        done = subprocess.run([*STRANGER, *attack], capture_output=True, text=True)
+        assert done.returncode and "Permission denied" in done.stderr, attack
+
+
+@pytest.fixture(params=["open to all", "a link", "another user's"])
+def taken(request, tmp_path, monkeypatch):
+    """A folder for temporary files in which a stranger has made the folder that this user would make."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    name = tmp_path / f"aiscale-{os.getuid()}"
+    if request.param == "a link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        name.symlink_to(tmp_path / "elsewhere")
+    else:
+        name.mkdir(mode=0o700)
+    if request.param == "open to all":
+        name.chmod(0o777)
+    if request.param == "another user's":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a folder to another user")
+        os.chown(name, 65534, 65534)
+    return name
+
+
+def test_compiled_code_is_not_loaded_from_a_folder_that_a_stranger_made(taken, monkeypatch):
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    private.keep_caches_private()
+    chosen = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent
+    assert chosen != taken and stat.S_IMODE(chosen.stat().st_mode) == 0o700
+    with pytest.raises(PermissionError, match="remove it, or set TMPDIR to a folder of your own"):
+        private.named_folder()
+
+
+def test_a_kernel_does_not_load_code_from_a_folder_that_a_stranger_made(taken):
+    cache = started_kernel(taken.parent)
+    assert cache.parent != taken and stat.S_IMODE(cache.parent.stat().st_mode) == 0o700
+
+
+def test_kernels_share_one_private_folder_and_leave_no_other(tmp_path):
+    caches = {started_kernel(tmp_path) for _ in range(2)}
+    assert caches == {tmp_path / f"aiscale-{os.getuid()}" / "inductor"}
+    assert [path.name for path in tmp_path.iterdir() if path.name != "start.sh"] == [f"aiscale-{os.getuid()}"]
+
+
+def started_kernel(tmpdir: Path) -> Path:
+    """The cache of compiled code in a kernel that starts with this TMPDIR."""
+    script = tmpdir / "start.sh"
+    script.write_text(start_script("mine", Path(sys.prefix), None, "", {}))
+    env = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    command = ["bash", script, "-c", "import os; print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"]
+    done = subprocess.run(command, env={**env, "TMPDIR": str(tmpdir)}, capture_output=True, text=True, check=True)
+    return Path(done.stdout.strip())
+
+
+@pytest.mark.parametrize(
+    "file", sorted(ROOT.glob("launchers/*/*.sbatch")), ids=lambda file: f"{file.parent.name}-{file.stem}"
+)
+def test_launchers_keep_compiled_code_in_a_new_folder(file):
+    text = file.read_text()
+    assert 'caches="$(mktemp -d)"' in text and 'TORCHINDUCTOR_CACHE_DIR="$caches/' in text
+    assert "/tmp/$" not in text, "whoever makes a folder there first can put code into it"

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from aiscale.private import keep_caches_private
 from aiscale.processes import usable_cores
 
 BAD_INPUT, INTERRUPTED, TERMINATED, NO_READER = 2, 130, 143, 141
@@ -84,6 +85,7 @@ def _run(argv: list[str]) -> int:
     if not hasattr(args, "run"):
         parser.print_help()
         return 0
+    keep_caches_private()
     return args.run(args) or 0
 
 

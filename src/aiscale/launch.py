@@ -1,12 +1,11 @@
 """Starts the ranks of one machine, names a dead one within seconds, and leaves none running after the launcher.
 
-The ranks meet at a store in a process of its own, on a port that the system chose. It imports no torch: the ranks are
-forked from a process that has.
+The ranks meet at a file in a folder of this user alone. This module imports no torch: the ranks are forked from a
+process that has.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -17,13 +16,13 @@ from contextlib import contextmanager, suppress
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 
+from aiscale import private
 from aiscale.processes import INTERRUPTED_STATUS, start_python, usable_cores
 
 #: Exit status of a rank that fails only because it lost its connection to another one.
 LOST_STATUS = 75
 #: Exit status of the rank that has printed which ranks did not arrive (`distributed.hangs`).
 HANG_STATUS = 76
-_STORE = "from aiscale.distributed.rendezvous import keep_store; keep_store()"
 _BAD_INPUT_STATUS = 2  #: of `aiscale` after a one-line refusal
 
 
@@ -61,20 +60,19 @@ def start_ranks(
     nproc: int, argv: Sequence[str], env: Mapping[str, str] | None = None, *, preload: Sequence[str] = ()
 ) -> Iterator[list[BaseProcess]]:
     """The processes of `launch`, for as long as the `with` block runs."""
-    how, (answer, its_answer), processes = {"preload": preload}, os.pipe(), []
+    store = private.new_store()
+    env = {**os.environ, "AISCALE_LAUNCHER": "aiscale", private.STORE: str(store), **(env or {})}
+    for name in ("MASTER_ADDR", "MASTER_PORT"):  # of a job in which this process runs
+        env.pop(name, None)
+    ranks: list[BaseProcess] = []
     try:
-        processes.append(start_python(["-c", _STORE], name="store", stdout=its_answer, **how))
-        os.close(its_answer)
-        with open(answer) as file:
-            if not (line := file.readline()):
-                raise SystemExit("aiscale: the store at which the ranks meet did not start; why stands above")
-        env = {**os.environ, "AISCALE_LAUNCHER": "aiscale", **json.loads(line), **(env or {})}
         for rank in range(nproc):
-            processes.append(start_python(argv, env | rank_environment(rank, nproc), name=f"rank {rank}", **how))
-        yield processes[1:]
+            its_env = env | rank_environment(rank, nproc)
+            ranks.append(start_python(argv, its_env, preload=preload, name=f"rank {rank}"))
+        yield ranks
     finally:
-        stop(processes[1:])
-        stop(processes[:1], grace_s=0)
+        stop(ranks)
+        store.unlink(missing_ok=True)
 
 
 @contextmanager

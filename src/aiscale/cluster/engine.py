@@ -21,6 +21,7 @@ from pathlib import Path
 
 from aiscale.cluster import local
 from aiscale.cluster.local import start_controller
+from aiscale.private import STORE, keep_caches_private, new_store
 from aiscale.processes import THREAD_VARIABLES, usable_cores
 
 ADDRESS = "AISCALE_ADDRESS"  #: this node's address, for the others
@@ -100,6 +101,7 @@ def prepare(folder: Path, rank: int) -> None:
     from IPython.core.profiledir import ProfileDir
 
     os.umask(0o077)
+    keep_caches_private()
     os.environ[ADDRESS] = node_address()
     # srun: connect() then knows how the site binds GPUs
     os.environ.update(AISCALE_LAUNCHER="srun", IPYTHONDIR=str(folder / "ipython"))
@@ -138,6 +140,8 @@ def join(rendezvous: dict[str, str], size: int, device: str, timeout_s: float, p
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     sys.path += [folder for folder in path if folder not in sys.path]
+    for name in ("MASTER_ADDR", "MASTER_PORT", STORE):  # of an earlier group, or of the job
+        os.environ.pop(name, None)
     os.environ.update(rendezvous, WORLD_SIZE=str(size))
     world = aiscale.distributed.connect(device=device, timeout_s=timeout_s)
     names = {"rank": world.rank, "world_size": world.size, "world": world, "torch": torch, "dist": dist}
@@ -148,10 +152,12 @@ def join(rendezvous: dict[str, str], size: int, device: str, timeout_s: float, p
 
 def offer_store(timeout_s: float) -> dict[str, str]:
     """On rank 0 of a job: start a rendezvous store; returns the environment variables by which ranks find it."""
+    if os.environ["SLURM_STEP_NUM_NODES"] == "1":
+        return {STORE: str(new_store())}
     from aiscale.distributed import host_store
 
     global _store
-    _store, address = host_store(timeout_s, os.environ[ADDRESS])
+    _store, address = host_store(os.environ[ADDRESS], timeout_s)
     return address
 
 

@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ from aiscale.cluster import cells, engine
 from aiscale.cluster.errors import ClusterError, RankDied, RankError, RanksInterrupted, name_ranks
 from aiscale.cluster.processes import LAUNCHERS, Processes
 from aiscale.cluster.slurm import Job
+from aiscale.private import STORE, keep_caches_private
 from aiscale.processes import usable_cores
 
 GRACE_S = 1.0  #: for the other ranks to finish or fail by themselves after one has failed
@@ -62,6 +64,7 @@ def start(
     if engines != "slurm":  # under Slurm each rank's node knows its cores
         threads = threads or max(1, len(usable_cores()) // size)
     request = {"engines": engines, "threads": threads, "device": device, "timeout_s": timeout_s, "job": Job.of(job)}
+    keep_caches_private()  # of this kernel, too: a cell may call torch.compile
     reused = _current is not None and _current._renew(size, request)
     if not reused:
         stop()
@@ -94,7 +97,6 @@ class Ranks:
         self._request = request
         self._start_timeout_s = start_timeout_s or (90 if request["engines"] == "local" else 300)
         self._processes: Processes | None = None
-        self._store = None
         self._must_join = False
         self._lost = ""  #: why the processes are gone, once that has been reported
         self._stopped = False
@@ -165,9 +167,8 @@ class Ranks:
             first = self._processes.client.direct_view([0])
             (rendezvous,) = self._finish(first.apply_async(engine.offer_store, r["timeout_s"]))
         else:
-            from aiscale.distributed import host_store  # imports torch, which a notebook with a job does not need
-
-            self._store, rendezvous = host_store(r["timeout_s"])
+            # In the cluster's own folder, which nobody else can enter.
+            rendezvous = {STORE: str(self._processes.folder / f"store-{uuid.uuid4().hex}")}
         how = (r["device"], r["timeout_s"], sys.path, fresh)
         self.info = self._finish(self.view.apply_async(engine.join, rendezvous, self.size, *how))
         assert [info["rank"] for info in self.info] == list(range(self.size)), "an engine has another id than its rank"
@@ -210,7 +211,6 @@ class Ranks:
         if self._processes is not None:
             self._processes.stop()
             self._processes = None
-        self._store = None
 
     def _finish(self, asked, *, show: bool = False) -> list:
         """Wait for an AsyncResult, showing output; returns results in rank order or raises RankError."""

@@ -7,14 +7,15 @@ result = world.together(make)         # or from_rank0(make): an error on one ran
 from __future__ import annotations
 
 import datetime
+import json
 import os
-import pickle
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -27,6 +28,7 @@ from aiscale.distributed.counter import Traffic
 from aiscale.distributed.failing import alike, end_job_on_uncaught_error, lost_another_rank
 from aiscale.distributed.link import Link
 from aiscale.distributed.rendezvous import ConnectError, Launch, find_launch
+from aiscale.private import STORE
 
 
 class PeerError(RuntimeError):
@@ -68,12 +70,12 @@ class World:
             dist.barrier(device_ids=devices)
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's `value`, in rank order, on every rank."""
-        values = [value] * self.size
-        if self.size > 1:
-            with self.control():
-                dist.all_gather_object(values, value)
-        return values
+        """Every rank's `value`, in rank order, on every rank. It travels as JSON: tuples come back as lists, and
+        nothing that a stranger could send is run, as it is when torch unpickles objects."""
+        if self.size == 1:
+            return [value]
+        with self.control():
+            return [json.loads(text) for text in _all_gather_text(json.dumps(value))]
 
     def together(self, make: Callable[[], Any]) -> Any:
         """Run `make` on every rank; if it fails on some, raise PeerError on all, so that none waits for another."""
@@ -97,20 +99,17 @@ class World:
         """Run `make` on rank 0 and give its result, or its exception, to every rank."""
         if self.size == 1:
             return make()
-        parcel: list[Any] = [None]
+        answer: dict[str, Any] = {}
         if self.is_main:
             try:
-                parcel = [(make(), None)]
-                pickle.dumps(parcel)
+                answer = {"result": make()}
+                json.dumps(answer)
             except Exception as error:  # raise it on every rank, or the others hang
-                parcel = [(None, _portable(error))]
-        with self.control():
-            # Goes over the CPU: every group has a gloo backend there.
-            dist.broadcast_object_list(parcel, src=0)
-        result, error = parcel[0]
-        if error is not None:
-            raise alike(error)
-        return result
+                answer = _portable(error)
+        answer = self.gather(answer)[0]
+        if "error" in answer:
+            raise alike(_rebuilt(answer))
+        return answer["result"]
 
     def any(self, flag: bool) -> bool:
         return bool(self.sum(float(flag)))
@@ -205,13 +204,44 @@ def _has_ended(pid: int) -> bool:
         return True
 
 
-def _portable(error: Exception) -> Exception:
-    """`error`, or a PeerError with its text if it cannot be pickled."""
+def _all_gather_text(text: str) -> list[str]:
+    """Every rank's text. It goes over the CPU: every group has a gloo backend there."""
+    mine = torch.tensor(list(text.encode()), dtype=torch.uint8)
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(lengths, torch.tensor([len(mine)]))
+    longest = max(int(length) for length in lengths)
+    padded = torch.nn.functional.pad(mine, (0, longest - len(mine)))
+    parts = [torch.zeros_like(padded) for _ in lengths]
+    dist.all_gather(parts, padded)
+    pairs = zip(parts, lengths, strict=True)
+    return [bytes(part[:length].tolist()).decode() for part, length in pairs]
+
+
+def _portable(error: Exception) -> dict[str, Any]:
+    """An exception as JSON: its class by name, and what makes it."""
+    arguments = error.__reduce__()[1]
+    told = {"error": type(error).__name__, "text": str(error), "arguments": arguments}
     try:
-        pickle.loads(pickle.dumps(error))
-        return error
+        json.dumps(told)
+    except TypeError:
+        told["arguments"] = None
+    return told
+
+
+def _rebuilt(told: dict[str, Any]) -> Exception:
+    """The exception of `_portable`, if its class is known here, or a PeerError with its text."""
+    unknown = PeerError(f"rank 0 failed: {told['error']}: {told['text']}")
+    classes = [Exception]
+    for each in classes:
+        classes += each.__subclasses__()
+    kind = next((each for each in classes if each.__name__ == told["error"]), None)
+    if kind is None or told["arguments"] is None:
+        return unknown
+    try:
+        error = kind(*told["arguments"])
     except Exception:
-        return PeerError(f"rank 0 failed: {type(error).__name__}: {error}")
+        return unknown
+    return error if str(error) == told["text"] else unknown
 
 
 def pick_device(device: str, place: Launch, shared: bool = False) -> torch.device:
@@ -239,15 +269,21 @@ def _init_process_group(backend: str, place: Launch, timeout_s: float) -> dist.S
     if alone:
         rendezvous.choose_gloo_interface(rendezvous.LOOPBACK)
     else:
-        host, port = rendezvous.meeting_point(place)
+        where = rendezvous.meeting_point(place)
         # DeepSpeed and others read these; AISCALE_LAUNCHER keeps the launcher's name for a second connect().
-        settings = {"MASTER_ADDR": host, "MASTER_PORT": port, "RANK": place.rank, "WORLD_SIZE": place.size}
+        settings = {"RANK": place.rank, "WORLD_SIZE": place.size}
         settings |= {"LOCAL_RANK": place.local_rank, "LOCAL_WORLD_SIZE": place.local_size}
+        if isinstance(where, Path):
+            host, address = rendezvous.LOOPBACK, str(where)
+            settings[STORE] = where
+        else:
+            host, port = where
+            address = f"{host}:{port}"
+            settings |= {"MASTER_ADDR": host, "MASTER_PORT": port}
         os.environ.update({key: str(value) for key, value in settings.items()}, AISCALE_LAUNCHER=place.launcher)
-        address = f"{host}:{port}"
         rendezvous.choose_gloo_interface(host)
     try:
-        store = dist.HashStore() if alone else rendezvous.join_store(host, port, place, timeout_s)
+        store = dist.HashStore() if alone else rendezvous.join_store(where, place, timeout_s)
         timeout = datetime.timedelta(seconds=timeout_s)
         dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout)
         return store

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -65,6 +66,10 @@ class _FakeWorld(World):
         with unset_fake_temporarily():  # a mesh looks for its rank in a tensor
             return super().mesh(**axes)
 
+    def gather(self, value: Any) -> list[Any]:
+        """As if every rank had the same: nothing arrives from ranks that do not exist."""
+        return [value] * self.size
+
 
 def _forgetting(mode: FakeTensorMode) -> Callable:
     """torch's swap_tensors, by which `module.to` replaces a parameter; it refuses one that the mode's memo knows."""
@@ -78,11 +83,6 @@ def _zeros(self: wire.Wire, tensors: list[torch.Tensor], *args) -> dist.Work:
     return _Done([tensor.detach().zero_() for tensor in tensors])
 
 
-def _like_mine(found: list, value, group=None) -> None:
-    """torch's all_gather_object, which reads what was received."""
-    found[:] = [value] * len(found)
-
-
 @contextmanager
 def fake_world(size: int, rank: int = 0, *, memory: bool = False) -> Iterator[World]:
     """The world of `rank` among `size` ranks; like `connect`, it leaves the world in which this process was."""
@@ -93,7 +93,6 @@ def fake_world(size: int, rank: int = 0, *, memory: bool = False) -> Iterator[Wo
     dist.init_process_group(backend, store=FakeStore(), rank=rank, world_size=size)
     try:
         with ExitStack() as stack:
-            stack.enter_context(patch.object(dist, "all_gather_object", _like_mine))
             stack.enter_context(patch.object(wire.Wire, "recv", _zeros))
             if not memory:
                 mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))

@@ -1,17 +1,20 @@
-"""Ranks find each other at a rendezvous store, and nobody outside the machine can connect to a one-machine job.
+"""Ranks find each other at a rendezvous store.
 
-torch's store listens on all networks of the machine, and gloo at the address of its host name, open to anybody who can
-reach it. Ranks of one machine meet at its loopback, and then listen nowhere else.
+On one machine the store is a file in a folder of mode 0700, and gloo listens on the loopback: no other user can read or
+write the store, and no other machine can connect. What remains open to other users of the machine are gloo's own
+connections, which have no password.
+
+On several nodes the store is torch's TCPStore, which anybody on that network can read and write, and gloo and NCCL
+listen there, too. Nothing but the centre's network protects them: a stranger there can stop a job or change what it
+computes. So the kit unpickles nothing that comes from other ranks (`World.gather`), but torch's own checkpoints do.
 """
 
 from __future__ import annotations
 
 import datetime
 import itertools
-import json
 import os
 import re
-import signal
 import socket
 import sys
 import uuid
@@ -19,10 +22,13 @@ from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from pathlib import Path
 
 import psutil
 import torch.distributed as dist
+
+from aiscale import private
+from aiscale.private import STORE
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_CARD = "lo0" if sys.platform == "darwin" else "lo"
@@ -34,22 +40,12 @@ _stores: dict[tuple[str, int], dist.Store] = {}  #: by address; a second world o
 _worlds = defaultdict(itertools.count)  #: worlds joined by this process, by rendezvous; the same on all its ranks
 
 
-def host_store(timeout_s: float = 300.0, address: str = LOOPBACK) -> tuple[dist.TCPStore, dict[str, str]]:
-    """A rendezvous store in this process, to be kept alive, and the environment variables by which ranks find it. Ranks
-    on other machines need an `address` that they can reach."""
+def host_store(address: str, timeout_s: float = 300.0) -> tuple[dist.TCPStore, dict[str, str]]:
+    """A rendezvous store in this process, to be kept alive, and the environment variables by which ranks on other
+    machines find it at `address`."""
     store = _serve(address, 0, timeout_s)
     there = {"MASTER_ADDR": address, "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     return store, {**there, _RENDEZVOUS: uuid.uuid4().hex}
-
-
-def keep_store() -> NoReturn:
-    """Host a store until this process is killed (`aiscale.launch`); prints the ranks' environment variables as JSON."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the ranks, which then save
-        signal.signal(number, signal.SIG_IGN)
-    _store, env = host_store()
-    print(json.dumps(env), flush=True)
-    while True:
-        signal.pause()
 
 
 def _serve(address: str, port: int, timeout_s: float) -> dist.TCPStore:
@@ -66,25 +62,35 @@ def _serve(address: str, port: int, timeout_s: float) -> dist.TCPStore:
     )
 
 
-def join_store(host: str, port: int, place: Launch, timeout_s: float) -> dist.Store:
-    """The store at which the ranks of a new world meet. Raises OSError if the port is taken."""
+def join_store(where: Path | tuple[str, int], place: Launch, timeout_s: float) -> dist.Store:
+    """The store at which the ranks of a new world meet. Raises OSError if its port is taken."""
+    timeout = datetime.timedelta(seconds=timeout_s)
     agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if place.rank == 0 and is_loopback(host) and not agents:
-        if (host, port) not in _stores:
-            _stores[host, port] = _serve(host, port, timeout_s)
-        store = _stores[host, port]
+    name = os.environ.get(_RENDEZVOUS, "")
+    if isinstance(where, Path):
+        name = str(where)
+        store = dist.FileStore(name)
+        store.set_timeout(timeout)
+    elif place.rank == 0 and is_loopback(where[0]) and not agents:
+        if where not in _stores:
+            _stores[where] = _serve(*where, timeout_s)
+        store = _stores[where]
     else:
-        timeout = datetime.timedelta(seconds=timeout_s)
         store, *_ = next(dist.rendezvous("env://", place.rank, place.size, timeout=timeout))
     # The store may outlive a world, and a second one must not read the first one's addresses.
-    count = next(_worlds[os.environ.get(_RENDEZVOUS, "")])
-    return dist.PrefixStore(f"world{count}", store)
+    return dist.PrefixStore(f"world{next(_worlds[name])}", store)
 
 
-def meeting_point(place: Launch) -> tuple[str, int]:
+def meeting_point(place: Launch) -> Path | tuple[str, int]:
+    """Where the ranks meet: a file, if all are on this machine and their launcher says so, else a host and a port."""
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    one_node = place.launcher == "srun" and os.environ.get("SLURM_STEP_NUM_NODES", "1") == "1"
     if host and port:
-        return host, int(port)
+        return (LOOPBACK if one_node else host), int(port)
+    if file := os.environ.get(STORE):
+        return Path(file)
+    if one_node:
+        return _slurm_file()
     if place.launcher == "srun":
         return host or _slurm_first_host(), int(port or _slurm_port())
     if place.launcher == "mpiexec":
@@ -95,9 +101,10 @@ def meeting_point(place: Launch) -> tuple[str, int]:
     )
 
 
-def _ask_mpi(place: Launch) -> tuple[str, int]:
-    """Rank 0 picks a free port and broadcasts it over MPI."""
-    if place.local_size == place.size:
+def _ask_mpi(place: Launch) -> Path | tuple[str, int]:
+    """Rank 0 picks a file, or for several nodes a free port, and broadcasts it over MPI."""
+    one_node = place.local_size == place.size
+    if one_node:
         for name in ("UCX_NET_DEVICES", "FI_TCP_IFACE"):  # of the libraries that MPI sends with
             os.environ.setdefault(name, LOOPBACK_CARD)
     try:
@@ -111,18 +118,27 @@ def _ask_mpi(place: Launch) -> tuple[str, int]:
         what = f"mpiexec started {place.size} processes, but MPI joined {joined}"
         raise ConnectError(f"{what}: use the mpiexec of the MPI that mpi4py loads")
     there = None
-    if place.rank == 0:
+    if place.rank == 0 and one_node:
+        there = private.new_store()
+    elif place.rank == 0:
         with socket.socket() as probe:
             probe.bind(("", 0))
-            here = LOOPBACK if place.local_size == place.size else socket.gethostname()
-            there = here, probe.getsockname()[1]
+            there = socket.gethostname(), probe.getsockname()[1]
     return MPI.COMM_WORLD.bcast(there, root=0)
+
+
+def _slurm_file() -> Path:
+    """A file that all ranks of a step on this node compute alike."""
+    # The launcher's port tells apart steps of the same number: Slurm requeues jobs.
+    step = (os.environ.get(f"SLURM_{name}", "") for name in ("JOB_ID", "STEP_ID", "STEP_LAUNCHER_PORT"))
+    try:
+        return private.named_folder() / f"store-{'-'.join(step)}"
+    except PermissionError as error:
+        raise ConnectError(str(error)) from None
 
 
 def _slurm_first_host() -> str:
     """The node of this step's rank 0."""
-    if os.environ.get("SLURM_STEP_NUM_NODES", "1") == "1":
-        return LOOPBACK
     first = re.match(r"([^\[,]+)(?:\[(\w+))?", os.environ["SLURM_STEP_NODELIST"])  # node[001-004,7],other -> node001
     return first.group(1) + (first.group(2) or "")
 

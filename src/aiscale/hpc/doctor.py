@@ -184,7 +184,10 @@ def before_training(world) -> None:
 def _said(world, look: bool, out: TextIO) -> bool:
     """Whether something is wrong, on all ranks; rank 0 says what."""
     mine = list(examine()) if look and world.local_rank == 0 else []
-    nodes = {node: findings for node, findings in world.gather((socket.gethostname(), mine)) if findings}
+    nodes: dict[str, list[Finding]] = {}
+    for node, told in world.gather((socket.gethostname(), [dataclasses.astuple(one) for one in mine])):
+        if told:
+            nodes[node] = [Finding(*words) for words in told]
     findings = alike(nodes) + check_ranks(world)
     wrong = any(finding.state == "wrong" for finding in findings)
     if world.is_main:

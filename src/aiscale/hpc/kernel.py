@@ -15,7 +15,7 @@ from pathlib import Path
 
 from aiscale.config import ConfigError, require_writable
 from aiscale.hpc.launchers.render import templates
-from aiscale.hpc.sites import Site, find, here, names
+from aiscale.hpc.sites import Shell, Site, find, here, names
 
 
 def install(name: str, title: str, script: str, prefix: str | None = None) -> Path:
@@ -29,8 +29,11 @@ def install(name: str, title: str, script: str, prefix: str | None = None) -> Pa
         files.mkdir()
         (files / "start.sh").write_text(script)
         (files / "kernel.json").write_text(json.dumps(about, indent=1) + "\n")
-        for path, mode in ((files, 0o755), (files / "start.sh", 0o755), (files / "kernel.json", 0o644)):
-            path.chmod(mode)  # whatever the umask: others in a class may use it, but not change it
+        # Whatever the umask. Others in a class may use a shared kernel, but not change it; nobody else may read one's
+        # own, for its variables may be secrets.
+        (files / "kernel.json").chmod(0o644 if prefix else 0o600)
+        for path in (files / "start.sh", files):
+            path.chmod(0o755 if prefix else 0o700)
         try:
             return Path(KernelSpecManager().install_kernel_spec(str(files), name, user=not prefix, prefix=prefix))
         except ValueError as error:
@@ -41,7 +44,8 @@ def start_script(name: str, environment: Path, site: Site | None, profile: str, 
     """The kernel's start.sh; profile: the .toml file that the site was read from, else empty."""
     if not (environment / "bin/python").exists():
         raise ConfigError(f"environment {environment} has no bin/python: name a venv or conda environment")
-    values = {"name": name, "environment": environment, "site": site, "profile": profile, "variables": variables}
+    values = {"name": name, "environment": environment, "site": site, "profile": profile}
+    values |= {"variables": variables, "caches": (site.shell if site else Shell()).caches}
     return templates().get_template("start_kernel.sh.j2").render(values)
 
 
@@ -66,5 +70,7 @@ def run(args: argparse.Namespace) -> int:
     if args.prefix:
         require_writable(args.prefix, "--prefix")
     print(install(name, title, script, args.prefix))
+    if args.prefix and variables:
+        print(f"All who can read {args.prefix} can read {', '.join(variables)}.", file=sys.stderr)
     print(f"In JupyterLab choose the kernel {title!r}; reload the page if it was open.", file=sys.stderr)
     return 0

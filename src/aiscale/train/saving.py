@@ -14,9 +14,10 @@ from aiscale.distributed import World, alike
 def newest_good(folder: str | Path, world: World) -> Path | None:
     """The newest undamaged checkpoint below `folder`, or None if there are none. All ranks call it: each reads a share
     of the files. Raises CheckpointError if all are damaged."""
-    folders, unfinished = world.from_rank0(lambda: _newest_first(Path(folder)))
+    names, unfinished = world.from_rank0(lambda: _newest_first(Path(folder)))
+    folders = [Path(folder, name) for name in names]
     if unfinished:
-        _say(world, f"{unfinished} was not finished: resuming from {folders[0].name if folders else 'the start'}")
+        _say(world, f"{unfinished} was not finished: resuming from {names[0] if names else 'the start'}")
     for path, before in zip(folders, [*folders[1:], None], strict=False):
         wrong = world.from_rank0(lambda path=path: _unusable(path)) or _damage(path, world)
         if not wrong:
@@ -34,11 +35,12 @@ def _say(world: World, message: str) -> None:
         print(f"aiscale: {message}", file=sys.stderr, flush=True)
 
 
-def _newest_first(folder: Path) -> tuple[list[Path], Path | None]:
-    """(folders named like a checkpoint, newest first; an unfinished one that is newer, or None)"""
-    folders = sorted((path for path in folder.glob("step_*") if path.is_dir()), reverse=True)
+def _newest_first(folder: Path) -> tuple[list[str], str]:
+    """(names of the folders named like a checkpoint, newest first; a newer one that is unfinished, or "")"""
+    names = sorted((path.name for path in folder.glob("step_*") if path.is_dir()), reverse=True)
     begun = max(folder.glob(".step_*.partial"), default=None)
-    return folders, begun if begun and (not folders or begun.name[1:] > folders[0].name) else None
+    newer = begun and (not names or begun.name[1:] > names[0])
+    return names, str(begun) if newer else ""
 
 
 def _unusable(path: Path) -> str:

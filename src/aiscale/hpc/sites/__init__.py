@@ -3,4 +3,4 @@
 A profile is a data file, NAME.toml in this folder, with a date and a source for every rule.
 """
 
-from aiscale.hpc.sites.profile import ENDED, GpuKind, Site, SiteError, find, here, load, names, site
+from aiscale.hpc.sites.profile import ENDED, GpuKind, Shell, Site, SiteError, find, here, load, names, site

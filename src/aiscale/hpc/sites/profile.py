@@ -161,7 +161,8 @@ ls "$ENVIRONMENT/bin/python" > /dev/null
     unpack: str = ""  #: a folder on each node's own disk, for an environment that is one .tar.gz
     network: str = ""  #: variables of NCCL, RCCL and libfabric
     master: str = ""  #: sets MASTER_ADDR
-    caches: str = ""  #: where libraries may write, below $caches
+    #: where libraries may write code that they load later, below $caches, a folder of this user alone
+    caches: str = 'export TORCHINDUCTOR_CACHE_DIR="$caches/inductor"'
     one_node: str = ""  #: a command before a step on one node, inside a job of several
     many_nodes: str = ""  #: a command before a step on several nodes
 
