@@ -106,7 +106,8 @@ class World:
                 json.dumps(answer)
             except Exception as error:  # raise it on every rank, or the others hang
                 answer = _portable(error)
-        answer = self.gather(answer)[0]
+        with self.control():
+            answer = json.loads(_broadcast_text(json.dumps(answer)))
         if "error" in answer:
             raise alike(_rebuilt(answer))
         return answer["result"]
@@ -204,17 +205,38 @@ def _has_ended(pid: int) -> bool:
         return True
 
 
+# Text goes over the CPU: every group has a gloo backend there.
+
+
+def _broadcast_text(text: str) -> str:
+    """Rank 0's text."""
+    sent = _as_tensor(text)
+    length = torch.tensor([len(sent)])
+    dist.broadcast(length, src=0)
+    if dist.get_rank() != 0:
+        sent = torch.empty(int(length), dtype=torch.uint8)
+    dist.broadcast(sent, src=0)
+    return _as_text(sent)
+
+
 def _all_gather_text(text: str) -> list[str]:
-    """Every rank's text. It goes over the CPU: every group has a gloo backend there."""
-    mine = torch.tensor(list(text.encode()), dtype=torch.uint8)
+    """Every rank's text."""
+    mine = _as_tensor(text)
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
     dist.all_gather(lengths, torch.tensor([len(mine)]))
     longest = max(int(length) for length in lengths)
     padded = torch.nn.functional.pad(mine, (0, longest - len(mine)))
-    parts = [torch.zeros_like(padded) for _ in lengths]
+    parts = [torch.empty_like(padded) for _ in lengths]
     dist.all_gather(parts, padded)
-    pairs = zip(parts, lengths, strict=True)
-    return [bytes(part[:length].tolist()).decode() for part, length in pairs]
+    return [_as_text(part[:length]) for part, length in zip(parts, lengths, strict=True)]
+
+
+def _as_tensor(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
+def _as_text(tensor: torch.Tensor) -> str:
+    return tensor.numpy().tobytes().decode()
 
 
 def _portable(error: Exception) -> dict[str, Any]:
