@@ -32,16 +32,16 @@ site: setup  ## build the site of the notebooks that have run: build/site/index.
 	@rm -rf $(BUILD)/pages && mkdir -p $(BUILD)/pages
 	@cp -R COMMANDS.md notebooks workshop launchers $(BUILD)/pages && mv $(BUILD)/pages/workshop/site/* $(BUILD)/pages
 	@rm -r $(BUILD)/pages/workshop/solutions
-	@for copy in $(BUILD)/notebooks/[0-9]*.ipynb; do test ! -f $$copy || cp $$copy $(BUILD)/pages/notebooks; done
-	@for copy in $(BUILD)/notebooks/A*.ipynb; do test ! -f $$copy || cp $$copy $(BUILD)/pages/notebooks/appendix; done
+	@for copy in $(BUILD)/notebooks/[0-9]*.ipynb; do test ! -f "$$copy" || cp "$$copy" $(BUILD)/pages/notebooks; done
+	@for copy in $(BUILD)/notebooks/A*.ipynb; do test ! -f "$$copy" || cp "$$copy" $(BUILD)/pages/notebooks/appendix; done
 	@rm -rf $(BUILD)/site && $(BIN)/sphinx-build -q -j auto $(BUILD)/pages $(BUILD)/site && ls $(BUILD)/site/index.html
 
 slides: setup  ## build the decks, with PDFs where there is a Chromium; runs the notebooks whose figures they show
 	@$(WITH_PATH) $(BIN)/aiscale slides $(DECKS) $(ARGS)
 	@chromium=$$(command -v chromium || command -v chromium-browser || command -v google-chrome) || exit 0; \
-	for page in $(abspath $(BUILD))/slides/*.html; do \
-		$$chromium --headless $$(test "$$(id -u)" != 0 || echo --no-sandbox) --disable-gpu --disable-dev-shm-usage \
-			--no-pdf-header-footer --virtual-time-budget=5000 --print-to-pdf=$${page%.html}.pdf "file://$$page?print-pdf" \
+	for page in "$(CURDIR)/$(BUILD)"/slides/*.html; do \
+		"$$chromium" --headless $$(test "$$(id -u)" != 0 || echo --no-sandbox) --disable-gpu --disable-dev-shm-usage \
+			--no-pdf-header-footer --virtual-time-budget=5000 --print-to-pdf="$${page%.html}.pdf" "file://$$page?print-pdf" \
 			2>/dev/null || exit; \
 	done
 
@@ -54,7 +54,7 @@ ifdef WHEELS
 	@sed '/^# Beyond the lessons/,$$d; /^torch==/d' requirements.lock > $(BUILD)/class/lessons.txt
 	@$(BIN)/python -m pip wheel -q --no-deps -w $(BUILD)/class/aiscale/wheels -r $(BUILD)/class/lessons.txt
 	@$(BIN)/python -m pip wheel -q --no-deps -w $(BUILD)/class/aiscale/wheels "$$(grep '^torch==' requirements.lock)" \
-		--extra-index-url $${PYTORCH_INDEX:-https://download.pytorch.org/whl}/cpu
+		--extra-index-url "$${PYTORCH_INDEX:-https://download.pytorch.org/whl}/cpu"
 endif
 	@tar -czf $(BUILD)/class/class.tar.gz -C $(BUILD)/class aiscale && mv $(BUILD)/class/class.tar.gz $(BUILD)
 	@rm -r $(BUILD)/class && ls -lh $(BUILD)/class.tar.gz

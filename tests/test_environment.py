@@ -158,3 +158,7 @@ def test_shell_scripts_are_clean_to_shellcheck():
     scripts = [ROOT / ".ci/run", *ROOT.glob("scripts/*.sh")]
     done = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+    unquoted = ["--shell=bash", "--include=SC2046,SC2048,SC2068,SC2086"]
+    rest = [path for folder in ("src", "launchers", "workshop", "benchmarks") for path in (ROOT / folder).rglob("*.sh")]
+    done = subprocess.run(["shellcheck", *unquoted, *rest], capture_output=True, text=True)
+    assert len(rest) >= 11 and done.returncode == 0, done.stdout

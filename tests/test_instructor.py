@@ -136,7 +136,7 @@ def clone(tmp_path_factory):
     """The course as a class has it: its files under git, and a site."""
     folder = tmp_path_factory.mktemp("clone")
     files = "git ls-files -co --exclude-standard -- . ':!tests' ':!src'"
-    subprocess.run(f"{files} | tar cf - -T - | tar xf - -C {folder}", shell=True, cwd=ROOT, check=True)
+    subprocess.run(f"{files} | tar cf - -T - | tar xf - -C '{folder}'", shell=True, cwd=ROOT, check=True)
     site = "mkdir -p build/site && echo the site > build/site/index.html"
     subprocess.run(f"git init -q && git add . && {site}", shell=True, cwd=folder, check=True)
     return folder

@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import runpy
+import shlex
 import shutil
 import signal
 import subprocess
@@ -23,14 +24,14 @@ ROOT = Path(__file__).parents[1]
 CONFIGURATION = ROOT / "workshop/jupyterhub_config.py"
 
 
-def configured(folder: Path, uid: int, **settings: str) -> Config:
+def configured(folder: Path, uid: int, file: Path = CONFIGURATION, **settings: str) -> Config:
     made, mask = Config(), os.umask(0o022)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.geteuid", lambda: uid)
         for name, value in {"AISCALE_HUB": str(folder / "hub"), **settings}.items():
             patch.setenv(name, value)
         try:
-            runpy.run_path(str(CONFIGURATION), init_globals={"get_config": lambda: made})
+            runpy.run_path(str(file), init_globals={"get_config": lambda: made})
         finally:
             os.umask(mask)
     return made
@@ -58,11 +59,19 @@ def test_the_hub_serves_the_network_only_with_a_certificate(tmp_path):
 
 def test_with_an_account_of_slurm_each_server_is_a_job(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "batchspawner", SimpleNamespace())
-    hub = configured(tmp_path, 0, AISCALE_HUB_SLURM="abc123", AISCALE_HUB_SBATCH="-p small", AISCALE_HUB_TIME="30:00")
+    checkout = tmp_path / "a checkout"  # paths go into a shell's script
+    checkout.symlink_to(ROOT)
+    (tmp_path / "an environment/bin").mkdir(parents=True)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "an environment/bin/python"))
+    asked = {"AISCALE_HUB_SLURM": "abc123", "AISCALE_HUB_SBATCH": "-p small", "AISCALE_HUB_TIME": "30:00"}
+    hub = configured(tmp_path, 0, checkout / "workshop/jupyterhub_config.py", **asked)
     assert hub.JupyterHub.spawner_class == "batchspawner.SlurmSpawner"
     assert hub.SlurmSpawner.req_options == "--account=abc123 -p small"
     assert (hub.SlurmSpawner.req_runtime, hub.SlurmSpawner.req_memory) == ("30:00", "2G")
-    subprocess.run(["bash", "-euc", hub.SlurmSpawner.req_prologue], cwd=tmp_path, check=True)
+    assert shlex.split(hub.SlurmSpawner.batchspawner_singleuser_cmd)[0].endswith("/batchspawner-singleuser")
+    script = f'{hub.SlurmSpawner.req_prologue}\necho "$PATH"'
+    done = subprocess.run(["bash", "-euc", script], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert done.stdout.startswith(f"{tmp_path}/an environment/bin:")
     assert (tmp_path / "notebooks/04_zero.ipynb").exists() and (tmp_path / "workshop/exercises/03_ddp.ipynb").exists()
 
 

@@ -123,7 +123,8 @@ def test_a_core_path_uses_at_most_eight_names_of_the_kit(name):
     names = set()
     for cell in NOTEBOOKS[name].cells:
         if cell.cell_type == "code" and "optional" not in tags(cell) and not SCRIPT.match(cell.source):
-            lines = [line for line in cell.source.splitlines() if not re.match(r"\s*([%!]|\w+ = !)", line)]
+            lines = cell.source.replace("\\\n", "").splitlines()
+            lines = [line for line in lines if not re.match(r"\s*([%!]|\w+ = !)", line)]
             for node in ast.walk(ast.parse("\n".join(lines))):
                 if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "aiscale":
                     names |= {alias.name for alias in node.names}

@@ -104,6 +104,20 @@ def test_a_cell_that_is_edited_and_run_again_replaces_what_it_wrote(tmp_path, ca
     assert [line.endswith("write the rest") for line in capsys.readouterr().out.splitlines()] == [False] * 3 + [True]
 
 
+def test_cells_write_into_a_folder_whose_name_has_a_space(tmp_path):
+    scripts.load_ipython_extension(shell := InteractiveShell.instance())
+    shell.user_ns["folder"] = str(tmp_path / "my scripts")
+    shell.run_cell_magic("write", "{folder}/train.py", "a = 1\n")
+    shell.run_cell_magic("write", "-a {folder}/train.py", "b = 2\n")
+    shell.run_cell_magic("change", "{folder}/train.py {folder}/train_ddp.py", "-b = 2\n+b = 3\n")
+    shell.run_cell_magic("change", f'"{tmp_path}/my scripts/train_ddp.py"', "-a = 1\n+a = 0\n")
+    written = {path.name: path.read_text() for path in (tmp_path / "my scripts").glob("*.py")}
+    assert written == {"train.py": "a = 1\n\n\nb = 2\n", "train_ddp.py": "a = 0\n\n\nb = 3\n"}
+    with pytest.raises(lesson.LessonError, match="quote a path that has a space"):
+        shell.run_cell_magic("write", f"{tmp_path}/my scripts/train.py", "a = 1\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["my scripts"]
+
+
 def test_two_ranks_learn_what_one_process_learns(serial, cwd):
     assert_equal(train("train_ddp.py", 2, cwd), serial)
 

@@ -32,6 +32,7 @@ With a Node.js that is not Debian's, Debian's proxy needs NODE_PATH=/usr/share/n
 
 import os
 import secrets
+import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -125,9 +126,9 @@ if account := os.environ.get("AISCALE_HUB_SLURM"):
     c.JupyterHub.hub_bind_url = f"http://:{os.environ.get('AISCALE_HUB_API_PORT', '8081')}"  # servers on nodes call it
     c.Spawner.cmd = ["jupyterhub-singleuser"]
     c.Spawner.start_timeout = 600  # in the queue too
-    c.SlurmSpawner.batchspawner_singleuser_cmd = str(BIN / "batchspawner-singleuser")
+    c.SlurmSpawner.batchspawner_singleuser_cmd = shlex.quote(str(BIN / "batchspawner-singleuser"))
     c.SlurmSpawner.req_options = f"--account={account} {os.environ.get('AISCALE_HUB_SBATCH', '')}".strip()
     c.SlurmSpawner.req_runtime = os.environ.get("AISCALE_HUB_TIME", "1:00:00")
     c.SlurmSpawner.req_memory, c.SlurmSpawner.req_nprocs = c.Spawner.mem_limit, f"{c.Spawner.cpu_limit:.0f}"
     c.SlurmSpawner.req_srun = ""  # srun does not take --cpus-per-task over from sbatch: the server would have one core
-    c.SlurmSpawner.req_prologue = f"export PATH={BIN}:$PATH AISCALE_TREE={NOTEBOOKS.parent}; {COPY}"
+    c.SlurmSpawner.req_prologue = f'export PATH="{BIN}:$PATH" AISCALE_TREE="{NOTEBOOKS.parent}"; {COPY}'

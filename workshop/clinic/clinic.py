@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import random
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -91,7 +92,7 @@ def run(args):
 
     program, ranks = mine(name, args.mine), args.ranks or solution(name).RANKS
     job = start(program, ranks, folder=args.mine, **dict(word.partition("=")[::2] for word in args.options))
-    lines = [f"torchrun --nproc-per-node={ranks} {os.path.relpath(program)}", ""]
+    lines = [f"torchrun --nproc-per-node={ranks} {shlex.quote(os.path.relpath(program))}", ""]
     for rank, code in enumerate(job.codes):
         errors = job.said(rank, "err").strip().splitlines()[-6:] if code else []
         lines += [f"[rank {rank}] {line}" for line in (*job.said(rank).splitlines(), *errors)]

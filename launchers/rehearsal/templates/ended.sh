@@ -1,7 +1,7 @@
 #!/bin/bash
 # Run by slurmctld when a job has ended. A requeued one would wait until the credential of its first run has expired,
 # at a site two minutes: here it may start at once.
-export SLURM_CONF=@folder@/etc/slurm.conf
+export SLURM_CONF="@folder@/etc/slurm.conf"
 again() {
   for _ in {1..600}; do # then it starts by itself
     sleep 0.1

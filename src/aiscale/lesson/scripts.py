@@ -6,7 +6,7 @@
 
 Changes are written as `diff` writes them: lines to remove begin with -, new ones with +, lines that stay with a space,
 and @@ stands between places. A file edited by hand is never overwritten: it is kept under a new name. Where the first
-file is missing, workshop/your_own has a copy.
+file is missing, workshop/your_own has a copy. A path with a space needs quotes, unless the space is in a {name}.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ import difflib
 import hashlib
 import itertools
 import re
+import shlex
 from pathlib import Path
+
+from IPython.core.magic import no_var_expand
 
 from aiscale.lesson.notebook import LessonError
 from aiscale.lesson.workbooks import workshop
@@ -70,10 +73,17 @@ def provide(path: str | Path) -> None:
 
 
 def load_ipython_extension(shell) -> None:
-    """Register both magics; IPython fills in {names} in their first lines."""
+    """Register both magics. {names} in their first lines are filled in."""
 
+    def words_of(line: str) -> list[str]:
+        # Before names are filled in: a folder's name may have spaces.
+        return [shell.var_expand(word) for word in shlex.split(line)]
+
+    @no_var_expand
     def write_cell(line: str, cell: str) -> None:
-        *append, path = line.split()
+        *append, path = words_of(line)
+        if append not in ([], ["-a"]):
+            raise LessonError(f"%%write {line}: it writes one file; quote a path that has a space")
         text = cell.rstrip("\n") + "\n"
         ends = ""
         if append and text in (before := Path(path).read_text()):
@@ -84,8 +94,12 @@ def load_ipython_extension(shell) -> None:
             ends = "; it ends here now: run the cells that write the rest" if below else ""
         print(write(path, text) + ends)
 
+    @no_var_expand
     def change_cell(line: str, cell: str) -> None:
-        first, second = (line.split() * 2)[:2]
+        paths = words_of(line)
+        if len(paths) > 2:
+            raise LessonError(f"%%change {line}: it takes two files at most; quote a path that has a space")
+        first, second = paths[0], paths[-1]
         provide(first)
         text = Path(first).read_text()
         new = changed(text, cell).replace(Path(first).name, Path(second).name)  # as its docstring calls it
