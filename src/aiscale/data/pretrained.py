@@ -1,6 +1,6 @@
 """Does a pretrained model know the run's tokens?
 
-    check_pretrained("models/gpt2", corpus, "my_texts/")    # ConfigError if its tokenizer gives others
+    check_pretrained("models/gpt2", corpus, "texts/")    # ConfigError if its tokenizer gives others
 
 A pretrained embedding has a row for each token of the tokenizer that the model was trained with.
 Another tokenizer of the same size points at the wrong rows, and nothing but the loss tells.
@@ -22,8 +22,8 @@ SAMPLE_TOKENS = 2**14
 
 
 def check_pretrained(folder: str | Path, corpus: Corpus, name: str) -> None:
-    """Raise ConfigError if the tokenizer of a model's folder encodes the corpus `name` otherwise than
-    the run's. Say on stderr where the folder's tokenizer is unknown."""
+    """Raise ConfigError if the tokenizer of a model's folder encodes the corpus `name` otherwise
+    than the run's. Say on stderr where the folder's tokenizer is unknown."""
     file = next((Path(folder) / each for each in FILES if (Path(folder) / each).is_file()), None)
     if file is None:
         _say_unknown(folder, f"it has no {FILES[-1]}")
@@ -53,7 +53,7 @@ def _say_unknown(folder: str | Path, why: str) -> None:
 def _refuse(file: Path, theirs: Tokenizer, ours: Tokenizer, name: str, difference: str) -> None:
     raise ConfigError(
         f"{file} ({theirs.vocab_size} tokens) is not the run's {ours.kind} tokenizer "
-        f"({ours.vocab_size} tokens): {difference}; pretrained weights need their own: run `aiscale "
-        f"data prepare {name} --tokenizer {file} --out FOLDER`, then set data.corpus=FOLDER and "
+        f"({ours.vocab_size} tokens): {difference}; pretrained weights need their own: run "
+        f"`aiscale data prepare {name} --tokenizer {file} --out FOLDER`, then set data.corpus=FOLDER and "
         f"data.tokenizer={theirs.kind}"
     )
