@@ -9,16 +9,29 @@ import pytest
 
 from aiscale.config import ConfigError
 from aiscale.recipes import recipe
-from aiscale.study.compare import compare, page
+from aiscale.study.compare import compare, differences, page, table
 
 
 @pytest.fixture
 def folder(tmp_path):
     """folder(name, *settings, step_s, losses, val, status): a run of four steps, as `aiscale train` leaves it."""
 
-    def write(name, *settings, step_s=2.0, losses=(4, 3, 2, 1), val=1.5, status="finished", sha256="a" * 64):
+    def write(
+        name,
+        *settings,
+        step_s=2.0,
+        losses=(4, 3, 2, 1),
+        val=1.5,
+        status="finished",
+        sha256="a" * 64,
+        hosts=("node1", "node1"),
+        processor="one",
+    ):
         run = recipe("radius-tiny").override("loop.steps=4", *settings)
         note = {"run": run.to_dict(), "status": status, "total_steps": 4, "corpus": {"sha256": sha256}}
+        note["world"] = {"size": len(hosts), "processes": [[host, 1] for host in hosts]}
+        machine = {"processor": processor, "cores": 2, "threads_per_rank": 1, "device": "cpu"}
+        note["machine"] = machine
         lines = [{"kind": "train", "step": i + 1, "loss": loss, "step_s": step_s} for i, loss in enumerate(losses)]
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").write_text(json.dumps(note))
@@ -48,6 +61,28 @@ def test_the_loss_error_is_of_the_same_seed(folder):
     dense = [folder(f"dense-{n}", "compression.method=none", f"loop.seed={n}", losses=(4, n, n, n)) for n in (1, 2)]
     radius = [folder(f"radius-{n}", f"loop.seed={n}", losses=(4, n, n, n + 0.5)) for n in (1, 2)]
     assert compare([*dense, *radius])[1]["loss_error"][-2:] == [(3, 0, 0, 0), (4, -0.5, -0.5, -0.5)]
+
+
+def test_other_ranks_nodes_and_machines_are_rows_of_their_own(folder):
+    rows = compare(
+        [
+            folder("two", step_s=4.0),
+            folder("elsewhere", "loop.seed=2", hosts=("node2", "node2"), step_s=4.0),
+            folder("four", hosts=("node1",) * 4, step_s=2.0),
+            folder("nodes", hosts=("node1", "node2"), step_s=5.0),
+            folder("machine", processor="other", step_s=1.0),
+        ]
+    )
+    assert [len(row["runs"]) for row in rows] == [2, 1, 1, 1], "nodes of one kind are alike"
+    assert [row["speedup"][0] for row in rows] == pytest.approx([0, 1, -0.2, 3])
+    assert differences(rows) == ["four: ranks=4", "nodes: nodes=2", "machine: processor=other"]
+    assert [line[1] for line in table(rows)] == ["ranks", "2", "4", "2", "2"]
+
+
+def test_runs_that_repeat_a_seed_are_not_counted_as_seeds(folder):
+    runs = [folder(f"run-{n}", f"loop.seed={seed}") for n, seed in enumerate((1, 1, 2))]
+    assert table(compare(runs))[1][2] == "2 (3 runs)"
+    assert table(compare(runs[1:]))[1][2] == "2"
 
 
 @pytest.mark.parametrize(

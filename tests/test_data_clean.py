@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from aiscale import cli
-from aiscale.config import DataConfig
+from aiscale.config import ConfigError, DataConfig
 from aiscale.data import band_keys, clean_corpus, found_share, kept, open_corpus, science, similarity
-from aiscale.data.filters import why_dropped
+from aiscale.data.filters import texts_in, why_dropped
 
 STOP = "the of and to that with".split()
 
@@ -43,6 +43,27 @@ def test_planted_copies_and_a_planted_test_text_go_and_the_rest_stays(tmp_path):
     assert report["dropped"]["near duplicate"]["documents"] >= 48  # similarity 0.92: 99.99 % are found
     assert stayed >= {*range(200), 255} and not stayed & {*range(250, 255)}
     assert sum(report["domains"][d]["documents"] for d in ("physics", "chemistry")) == len(stayed)
+
+
+def test_bad_records_and_files_stop_the_cleaning_or_are_counted(tmp_path):
+    rng = np.random.default_rng(4)
+    corpus, test = tmp_path / "corpus", tmp_path / "test.jsonl"
+    corpus.mkdir()
+    file = write(corpus / "docs.jsonl", [prose(rng) for _ in range(3)])
+    file.write_text(file.read_text() + '{"text": "a", "id": "\\ud83d"}\n')
+    options = {"bpe_vocab_size": 300, "progress": False}
+    with pytest.raises(ConfigError, match="docs.jsonl:4 has .*ud83d in 'id'"):
+        clean_corpus(corpus, tmp_path / "one", **options)
+    left_out = {}
+    report = clean_corpus(corpus, tmp_path / "two", left_out=left_out, **options)
+    assert list(left_out) == [f"{file}:4"] and report["left_out"] == 1
+    (corpus / "latin1.txt").write_bytes(prose(rng).encode() + b" caf\xe9")
+    with pytest.raises(ConfigError, match="latin1.txt is not UTF-8"):
+        clean_corpus(corpus, tmp_path / "three", left_out={}, **options)
+    test.write_text('{"question": "a\u2028b"}\n["a"]\n')
+    with pytest.raises(ConfigError, match="test.jsonl:2 is a list, not an object"):
+        list(texts_in(test))
+    assert list(texts_in(test, left_out)) == ["a\u2028b"]
 
 
 def test_copies_are_found_as_often_as_the_bands_promise():

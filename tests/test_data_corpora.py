@@ -2,6 +2,8 @@
 in one line.
 """
 
+import re
+
 import pytest
 
 from aiscale.config import ConfigError
@@ -44,3 +46,37 @@ def test_a_binary_file_is_refused_with_the_offset_of_its_first_bad_byte(before, 
     message = rf"latin1.txt is not UTF-8 text \(byte 0xe9 at offset {before + place}\): convert it"
     with pytest.raises(ConfigError, match=message):
         read(file)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le"])
+def test_wide_text_is_named_and_its_remedy_restores_it(encoding, tmp_path):
+    text = "Two lines: été.\nThe second.\n"
+    (tmp_path / "wide.txt").write_bytes(text.encode(encoding))
+    with pytest.raises(ConfigError, match="wide.txt (begins with|has .* zeros)") as error:
+        read(tmp_path)
+    named = re.search("iconv -f (.*?) ", str(error.value))[1]
+    assert (tmp_path / "wide.txt").read_bytes().decode(named) == text
+
+
+def test_links_to_files_and_folders_are_followed(tmp_path):
+    corpus, elsewhere = tmp_path / "corpus", tmp_path / "elsewhere"
+    (elsewhere / "deeper").mkdir(parents=True)
+    corpus.mkdir()
+    (elsewhere / "deeper/two.txt").write_text("second")
+    (tmp_path / "three.txt").write_text("third")
+    (corpus / "a.txt").write_text("first")
+    (corpus / "b").symlink_to(elsewhere)
+    (corpus / "c.txt").symlink_to(tmp_path / "three.txt")
+    (elsewhere / "deeper/round").symlink_to(corpus)
+    (elsewhere / "round").symlink_to(elsewhere)
+    assert read(corpus) == "first\nsecond\nthird"
+    (corpus / "d.txt").symlink_to("gone.txt")
+    with pytest.raises(ConfigError, match="d.txt is a link to gone.txt, which is not there"):
+        read(corpus)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".txt.gz", ".parquet"])
+def test_records_and_packed_files_are_no_plain_text(suffix, tmp_path):
+    (tmp_path / f"docs{suffix}").write_text('{"text": "a"}')
+    with pytest.raises(ConfigError, match="holds records or is packed.*aiscale data prepare"):
+        read(tmp_path)

@@ -1,5 +1,6 @@
 """workshop/from_scratch: gradients held to torch's and to finite differences; all stages learn the same."""
 
+import json
 import os
 import re
 import subprocess
@@ -11,7 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-WORKSHOP = Path(__file__).parents[1] / "workshop"
+ROOT = Path(__file__).parents[1]
+WORKSHOP = ROOT / "workshop"
 sys.path.insert(0, str(WORKSHOP))
 
 from from_scratch import cpu, layers  # noqa: E402
@@ -193,3 +195,22 @@ def test_ranks_learn_what_one_process_does_and_a_run_goes_on_from_its_checkpoint
     prompt = ["--prompt", split(corpus())[0], "--words", 5]
     texts = [run(kept, *prompt, ranks=ranks, module="inference") for ranks in (0, 2)]
     assert texts[0] == texts[1] and len(texts[0].splitlines()) == 2
+
+
+def test_a_checkpoint_of_any_corpus_has_a_default_prompt(tmp_path):
+    kept, french = tmp_path / "run.npz", tmp_path / "french.txt"
+    french.write_text(", ".join(["un petit pas"] * 20))
+    for options in ([], ["--corpus", french]):
+        run("tiny", "--steps", 1, "--checkpoint", kept, *options)
+        assert len(run(kept, "--words", 3, module="inference").splitlines()) == 2
+        kept.unlink()
+
+
+def test_the_readme_states_the_seconds_that_are_stored():
+    stored = json.loads((ROOT / "src/aiscale/published/measured/from_scratch.json").read_text())
+    readme = " ".join((WORKSHOP / "from_scratch/README.md").read_text().split())
+    one, two = (stored["runs"][name]["train_s"] for name in ("one process", "two ranks"))
+    assert f"{one:,} s in one process and {two:,} s on two ranks" in readme
+    one, two = (np.median(stored["step_s"][name]) for name in ("one process", "two ranks"))
+    minutes = f"{one:.1f} s and {two:.1f} s: {640 * one / 60:.0f} and {640 * two / 60:.0f} minutes"
+    assert minutes in readme

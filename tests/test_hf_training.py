@@ -7,9 +7,11 @@ import torch
 
 from aiscale import cost
 from aiscale.config import ConfigError, HFModelConfig, Run
+from aiscale.data import prepare_corpus
 from aiscale.model.build import build_model, count_parameters
 from aiscale.recipes import recipe
 from aiscale.train import fit, open_trained
+from aiscale.train.export import export
 from ranks import aiscale, run_ranks
 
 TINY = {"n_layer": 2, "n_head": 4, "d_model": 32, "vocab_size": 67, "max_seq_len": 16}
@@ -145,3 +147,41 @@ def test_a_trained_model_is_exported_and_transformers_gives_the_same_logits(tmp_
     prompt = torch.tensor([tokenizer.encode("The ")])
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     torch.testing.assert_close(theirs(prompt).logits, ours(prompt))
+
+
+def test_pretrained_weights_need_their_own_tokenizer(tmp_path, capsys):
+    """A tokenizer of another text and the same size points at the wrong rows of the embedding."""
+    for name, words in (("own", "one two three "), ("other", "four five six ")):
+        (tmp_path / f"{name}.txt").write_text(words * 400)
+    size = 260
+    learnt = (f"data.corpus={tmp_path / 'own.txt'}", f"data.bpe_vocab_size={size}")
+    settings = (*SHORT, *learnt, "data.tokenizer=bpe", f"model.vocab_size={size}", "loop.steps=1")
+    first = recipe(TWINS[0]).override(*settings, "name=first")
+    fit(first, runs_dir=tmp_path, progress=False)
+    export(tmp_path / "first", tmp_path / "pre")
+    (tmp_path / "pre/aiscale_tokenizer.json").unlink()  # other libraries write only tokenizer.json
+
+    def go_on(name, *settings):
+        run = first.override(*settings, f"model.folder={tmp_path / 'pre'}", f"name={name}")
+        fit(run, runs_dir=tmp_path, progress=False)
+        return capsys.readouterr().err
+
+    assert go_on("same") == ""
+    other = f"data.corpus={tmp_path / 'other.txt'}"
+    remedy = "aiscale data prepare .* --tokenizer .*tokenizer.json --out FOLDER.*data.tokenizer=bpe"
+    why = rf"is not the run's bpe tokenizer \({size} tokens\)"
+    with pytest.raises(ConfigError, match=f"{why}.*{remedy}"):
+        go_on("anew", other)
+    with pytest.raises(ConfigError, match=r"is not the run's byte tokenizer \(256 tokens\)"):
+        go_on("bytes", "data.tokenizer=byte")
+    prepare_corpus(
+        tmp_path / "other.txt",
+        tmp_path / "prepared",
+        tokenizer=str(tmp_path / "pre/tokenizer.json"),
+        progress=False,
+    )
+    assert go_on("remedy", f"data.corpus={tmp_path / 'prepared'}") == ""
+    (tmp_path / "pre/tokenizer.json").write_text("{}")
+    assert "tokenizer.json cannot be read, so whether its weights" in go_on("damaged", other)
+    (tmp_path / "pre/tokenizer.json").unlink()
+    assert "no tokenizer.json, so whether its weights belong" in go_on("none", other)

@@ -30,7 +30,7 @@ def main(arguments=None):
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("checkpoint")
-    parser.add_argument("--prompt", default="the")
+    parser.add_argument("--prompt", help="default: the, or a word that the corpus has")
     parser.add_argument("--words", type=int, default=40)
     parser.add_argument("--samples", type=int, default=2)
     parser.add_argument("--temperature", type=float, default=0.8)
@@ -45,6 +45,9 @@ def main(arguments=None):
     tokenizer = Tokenizer(about["words"])
     model = GPT(len(tokenizer.words), **about["shape"])
     checkpoint.restore(arrays, model)
+    if run.prompt is None:
+        words = ["the"] if "the" in tokenizer.words else [*filter(str.isalpha, tokenizer.words)]
+        run.prompt = words[0] if words else tokenizer.words[0]
     if unknown := set(split(run.prompt)) - set(tokenizer.words):
         parser.error(f"the corpus did not have {', '.join(sorted(unknown))}: try {', '.join(tokenizer.words[-5:])}")
     prompt = tokenizer.encode(run.prompt)

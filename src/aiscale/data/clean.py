@@ -27,9 +27,9 @@ from tqdm import tqdm
 
 from aiscale.config import ConfigError, require_writable, write_whole
 from aiscale.data import science
-from aiscale.data.corpus import find_files
+from aiscale.data.corpus import find_files, open_text
 from aiscale.data.filters import NGRAM, band_keys, ngrams, why_dropped
-from aiscale.data.formats import records_of
+from aiscale.data.formats import LeftOut, records_of
 from aiscale.data.order import permute
 from aiscale.data.stored import TOKENIZER, Text, replacing, write_corpus
 from aiscale.data.tokenizers import learn
@@ -39,7 +39,11 @@ LEARN_CHARS = 2**25  #: BPE is learnt from a sample of this size
 DOCUMENTS, PLACES, REPORT = "documents.jsonl", "kept.npy", "report.json"
 
 
-def _documents(sources: Sequence[str], field: str) -> Iterator[dict[str, str]]:
+def _documents(
+    sources: Sequence[str],
+    field: str,
+    left_out: LeftOut | None,
+) -> Iterator[dict[str, str]]:
     if list(sources) == ["science"]:
         sources = [f"package:{package}" for package in science.installed()]
     for source in sources:
@@ -47,12 +51,14 @@ def _documents(sources: Sequence[str], field: str) -> Iterator[dict[str, str]]:
             yield from science.package_documents(source.removeprefix("package:"))
         else:
             for file in find_files(source):
-                yield from _in_file(file, field)
+                yield from _in_file(file, field, left_out)
 
 
-def _in_file(file: Path, field: str) -> Iterator[dict[str, str]]:
-    records = records_of(file, field)
-    for number, row in enumerate(({field: text} for text in _cut(file)) if records is None else records):
+def _in_file(file: Path, field: str, left_out: LeftOut | None) -> Iterator[dict[str, str]]:
+    records = records_of(file, field, left_out)
+    if records is None:
+        records = ({field: text} for text in _cut(file))
+    for number, row in enumerate(records):
         yield {
             "id": str(row.get("id", f"{file.name}:{number}")),
             "domain": re.sub(r"\W+", "_", str(row.get("domain", file.parent.name))),  # it names a folder
@@ -63,7 +69,7 @@ def _in_file(file: Path, field: str) -> Iterator[dict[str, str]]:
 
 def _cut(file: Path) -> Iterator[str]:
     block, size = [], 0
-    with open(file, encoding="utf-8-sig", errors="replace") as stream:
+    with open_text(file) as stream:
         for line in stream:
             block.append(line)
             size += len(line)
@@ -92,12 +98,14 @@ def clean_corpus(
     bpe_vocab_size: int = 8192,
     field: str = "text",
     processes: int = 1,
+    left_out: LeftOut | None = None,
     progress: bool = True,
 ) -> dict:
     """Clean `sources` (science, or files and folders) into `out`; returns the report, which is also OUT/report.json.
 
     `out` then holds corpora for DataConfig.corpus: OUT/all, and OUT/DOMAIN for each domain if there are several. A
-    record's domain is its field of that name, or the folder it lies in. Raises ConfigError with one line.
+    record's domain is its field of that name, or the folder it lies in. left_out: as prepare_corpus
+    has it. Raises ConfigError with one line.
     """
     sources = [str(s) for s in ([sources] if isinstance(sources, str | Path) else sources)]
     if processes < 1:
@@ -109,7 +117,8 @@ def clean_corpus(
         raise ConfigError(f"{folder} is not empty: choose another --out, or delete it")
     grams = np.unique(np.concatenate([np.empty(0, np.uint64), *(ngrams(text, NGRAM) for text in texts)]))
     report = {"read": Counter(), "kept": Counter(), "dropped": {}, "domains": {}, "sources": {}}
-    documents, examine = _documents(sources, field), partial(_examined, against=grams)
+    documents = _documents(sources, field, left_out)
+    examine = partial(_examined, against=grams)
     with tqdm(desc="clean", unit="document", disable=not progress) as bar:
         if processes == 1:
             _filter(map(examine, documents), folder, report, bar)
@@ -118,7 +127,7 @@ def clean_corpus(
                 _filter(pool.imap(examine, documents, chunksize=64), folder, report, bar)
     if not report["kept"]["documents"]:
         raise ConfigError(f"no document of {', '.join(sources)} is left: {describe(report)}")
-    report |= {"test_texts": len(texts), "test_ngrams": len(grams)}
+    report |= {"test_texts": len(texts), "test_ngrams": len(grams), "left_out": len(left_out or ())}
     _tokenize(folder, report, bpe_vocab_size, progress)
     write_whole(folder / REPORT, json.dumps(report, indent=1))
     return report

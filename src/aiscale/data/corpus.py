@@ -11,6 +11,7 @@ in a temporary folder that is deleted at exit. Several processes may open the sa
 from __future__ import annotations
 
 import atexit
+import codecs
 import difflib
 import fcntl
 import hashlib
@@ -22,10 +23,11 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 
@@ -138,6 +140,7 @@ def _writable(root: Path) -> Path:
 
 BUILT_IN = ("embedded", "stdlib")
 DOWNLOADABLE = ("openwebtext", "oscar", "pile")  #: names for `aiscale data prepare NAME`
+PACKED = (".gz", ".xz", ".zst", ".bz2")
 READ_CHARS = 2**20
 UNDERLINE = re.compile(r"\s*([*=\-~^\"#])\1{2,}")
 
@@ -148,6 +151,12 @@ def find_text(corpus: str) -> Text:
         text = embedded_text()
         return Text(corpus, hashlib.sha256(text.encode()).hexdigest(), lambda: iter([text]))
     files = stdlib_files() if corpus == "stdlib" else find_files(corpus)
+    if records := [file for file in files if file.suffix in (".jsonl", ".parquet", *PACKED)]:
+        raise ConfigError(
+            f"corpus {corpus} has {records[0]}, which holds records or is packed, and a run reads "
+            f"plain text: tokenize it first with `aiscale data prepare {corpus} --out FOLDER`, and "
+            "set data.corpus=FOLDER"
+        )
     return Text(corpus, identity(files), lambda: read_files(files))
 
 
@@ -166,13 +175,34 @@ def find_files(corpus: str) -> list[Path]:
         raise ConfigError(f"corpus {corpus!r} does not exist: {_remedy(corpus)}")
     files = [path]
     if path.is_dir():
-        inside = (p for p in path.rglob("*") if p.is_file())
-        files = sorted(p for p in inside if not any(part.startswith(".") for part in p.relative_to(path).parts))
+        files = sorted(_files_below(path))
         if not files:
             raise ConfigError(f"corpus folder {path} holds no files: put UTF-8 text files into it")
     if not any(file.stat().st_size for file in files):
         raise ConfigError(f"corpus {path} is empty: put UTF-8 text into it")
     return files
+
+
+def _files_below(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """The files of a folder and of the folders in it, hidden ones left out; links are followed."""
+    here = folder.resolve()
+    if here in above:
+        return  # a link to a folder above it, whose files are read anyway
+    try:
+        inside = list(folder.iterdir())
+    except OSError as error:
+        what = f"corpus folder {folder} cannot be read ({error.strerror})"
+        raise ConfigError(f"{what}: make it readable, or move it away") from None
+    for path in inside:
+        if path.name.startswith("."):
+            continue
+        if path.is_dir():
+            yield from _files_below(path, (*above, here))
+        elif path.is_file():
+            yield path
+        elif path.is_symlink():
+            what = f"{path} is a link to {os.readlink(path)}, which is not there"
+            raise ConfigError(f"{what}: mend the link or delete it")
 
 
 def identity(files: list[Path]) -> str:
@@ -190,20 +220,51 @@ def read_files(files: list[Path], separator: str = "\n") -> Iterator[str]:
 
 
 def _read_file(file: Path) -> Iterator[str]:
-    """UTF-8 text without a byte-order mark, with Unix line ends."""
+    with open_text(file) as stream:
+        while piece := stream.read(READ_CHARS):
+            yield piece
+
+
+@contextmanager
+def open_text(file: Path) -> Iterator[TextIO]:
+    """A stream of UTF-8 text without a byte-order mark, with Unix line ends; it raises ConfigError
+    at other bytes."""
     try:
+        refuse_utf16(file)
         with open(file, encoding="utf-8-sig") as stream:
             try:
-                while piece := stream.read(READ_CHARS):
-                    yield piece
+                yield stream
             except UnicodeDecodeError as error:
                 offset = stream.buffer.tell() - len(error.object) + error.start
                 raise ConfigError(
-                    f"{file} is not UTF-8 text (byte {error.object[error.start]:#04x} at offset {offset}): convert it, "
-                    "such as with `iconv -f latin1 -t utf-8`, or take it out of the corpus"
+                    f"{file} is not UTF-8 text (byte {error.object[error.start]:#04x} at offset "
+                    f"{offset}): convert it from its own encoding with `iconv -f ENCODING -t "
+                    "utf-8`, or take it out of the corpus"
                 ) from None
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+
+
+def refuse_utf16(file: Path) -> None:
+    """Raise ConfigError if a file begins as UTF-16 or UTF-32 text does: with their byte-order mark
+    or, without one, with ASCII characters and the zeros beside them."""
+    with open(file, "rb") as stream:
+        start = stream.read(1024)
+    zeros = start.count(0)
+    if start.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        encoding, sign = "UTF-32", f"begins with bytes {start[:4].hex(' ')}"
+    elif start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        encoding, sign = "UTF-16", f"begins with bytes {start[:2].hex(' ')}"
+    elif start and zeros >= len(start) / 3:
+        encoding = "UTF-32" if zeros > 0.6 * len(start) else "UTF-16"
+        encoding += "LE" if start[0] else "BE"
+        sign = f"has {zeros} zeros in its first {len(start)} bytes"
+    else:
+        return
+    raise ConfigError(
+        f"{file} {sign}, as {encoding} text does, but a corpus is UTF-8: convert it with "
+        f"`iconv -f {encoding} -t utf-8`, or take it out of the corpus"
+    )
 
 
 # Typographic characters of the documentation -> ASCII, so that one character is one byte.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import zlib
 from collections.abc import Iterator
@@ -11,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from aiscale.data.corpus import read_files
+from aiscale.data.formats import LeftOut, good_records, json_lines
 from aiscale.data.order import mix
 
 NGRAM, SHINGLE, BANDS, ROWS = 13, 5, 14, 8
@@ -85,11 +86,10 @@ def found_share(s: float | np.ndarray) -> float | np.ndarray:
     return 1 - (1 - s**ROWS) ** BANDS
 
 
-def texts_in(file: Path) -> Iterator[str]:
+def texts_in(file: Path, left_out: LeftOut | None = None) -> Iterator[str]:
     """The texts of a test set: every string of JSON lines, or a text file as a whole."""
-    content = file.read_text(encoding="utf-8")
     if file.suffix != ".jsonl":
-        yield content
+        yield "".join(read_files([file]))
         return
-    for line in filter(str.strip, content.splitlines()):
-        yield from (value for value in json.loads(line).values() if isinstance(value, str))
+    for record in good_records(json_lines(file), None, left_out):
+        yield from (value for value in record.values() if isinstance(value, str))

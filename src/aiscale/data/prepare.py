@@ -11,7 +11,6 @@ their publishers and are not tested.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import shlex
 import sys
@@ -24,7 +23,7 @@ from aiscale.config import ConfigError, require_writable
 from aiscale.data.clean import clean_corpus, describe
 from aiscale.data.corpus import BUILT_IN, DOWNLOADABLE, Text, find_files, find_text, identity
 from aiscale.data.filters import texts_in
-from aiscale.data.formats import Document, documents_of, load_rows, with_text
+from aiscale.data.formats import Document, LeftOut, documents_of, good_records, load_rows, numbered
 from aiscale.data.stored import MANIFEST, Manifest, read_tokenizer, write_corpus
 from aiscale.data.tokenizers import END_OF_TEXT, Tokenizer, learn
 
@@ -51,15 +50,17 @@ def prepare_corpus(
     tokenizer: str = "bpe",
     bpe_vocab_size: int = 8192,
     field: str = "text",
+    left_out: LeftOut | None = None,
     progress: bool = True,
 ) -> Manifest:
     """Tokenize `sources`, a name of HUB or paths, into the folder `out`, for DataConfig.corpus.
 
     tokenizer: byte, char, bpe, or the path of a tokenizer.json. field: the text's key in JSON or parquet records.
+    left_out: a dict for the records without a readable text; without it the first is an error.
     Raises ConfigError with one line.
     """
     sources = [sources] if isinstance(sources, str | Path) else list(sources)
-    name, source, documents = _open_sources([str(s) for s in sources], field)
+    name, source, documents = _open_sources([str(s) for s in sources], field, left_out)
     folder = Path(out) if out else Path("corpora") / name
     if (folder / MANIFEST).exists():
         raise ConfigError(f"{folder} already holds a corpus: choose another --out, or delete it")
@@ -88,22 +89,32 @@ def _joined(documents: Iterator[Document], separator: str) -> Iterator[str]:
         yield from document
 
 
-def _open_sources(sources: list[str], field: str) -> tuple[str, str, Callable]:
+def _open_sources(
+    sources: list[str],
+    field: str,
+    left_out: LeftOut | None,
+) -> tuple[str, str, Callable]:
     """(name, identity, a function that starts a pass over the documents)."""
     if len(sources) == 1 and sources[0] in DOWNLOADABLE and not Path(sources[0]).exists():
         arguments = HUB[sources[0]]
         rows = load_rows(sources[0], **arguments)
-        return (
-            sources[0],
-            json.dumps(arguments, sort_keys=True),
-            lambda: ([row[field]] for row in with_text(rows, sources[0], field)),
-        )
+
+        def downloaded() -> Iterator[Document]:
+            for record in good_records(numbered(rows, sources[0]), field, left_out):
+                yield [record[field]]
+
+        return sources[0], json.dumps(arguments, sort_keys=True), downloaded
     if len(sources) == 1 and sources[0] in BUILT_IN:
         text = find_text(sources[0])
         return text.name, text.identity, lambda: iter([text.pieces()])
     files = [file for source in sources for file in find_files(source)]
     name = Path(sources[0]).name.split(".")[0] or "corpus"
-    return name, identity(files), lambda: itertools.chain.from_iterable(documents_of(file, field) for file in files)
+
+    def in_files() -> Iterator[Document]:
+        for file in files:
+            yield from documents_of(file, field, left_out)
+
+    return name, identity(files), in_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -119,28 +130,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size = "vocabulary of a bpe tokenizer (default: 50257 for openwebtext and oscar, else 8192)"
     add("--vocab-size", type=int, metavar="N", help=size)
     add("--field", default="text", help="the key of the text in a JSON or parquet record (default: text)")
+    skip = "leave out and count records without a readable text (default: the first is an error)"
+    add("--skip-bad-records", action="store_true", help=skip)
     add("--clean", action="store_true", help="filter the documents and drop near duplicates first")
     add("--against", nargs="+", default=[], metavar="FILE", help="with --clean: drop what shares 13 words with them")
     add("--processes", type=int, default=1, metavar="N", help="with --clean: filter with so many processes")
 
 
 def run(args: argparse.Namespace) -> int:
-    size = args.vocab_size or (50257 if args.source[0] in ("openwebtext", "oscar") else 8192)
-    options = {"bpe_vocab_size": size, "field": args.field}
-    if args.clean or args.source == ["science"]:
-        folder = Path(args.out or f"corpora/{Path(args.source[0]).stem}")
-        against = [text for file in args.against for text in texts_in(Path(file))]
-        report = clean_corpus(args.source, folder, against=against, processes=args.processes, **options)
-        print(describe(report))
-        folder = folder / "all"
-    else:
-        manifest = prepare_corpus(args.source, args.out, tokenizer=args.tokenizer, **options)
-        folder = Path(args.out or f"corpora/{manifest.name}")
-        print(
-            f"{folder}: {manifest.tokens:,} tokens of a vocabulary of {manifest.vocab_size:,}, from "
-            f"{manifest.text_bytes:,} bytes of text"
-        )
+    left_out = {} if args.skip_bad_records else None
+    try:
+        folder = _prepare(args, left_out)
+    finally:
+        if left_out:
+            place, why = next(iter(left_out.items()))
+            first = f"the first: {place} {why}"
+            print(f"{len(left_out):,} records are left out; {first}", file=sys.stderr)
     tokenizer = read_tokenizer(folder)
     settings = f"data.corpus={folder}", f"data.tokenizer={tokenizer.kind}", f"model.vocab_size={tokenizer.vocab_size}"
     print(shlex.join(["aiscale", "train", *(word for setting in settings for word in ("--set", setting))]))
     return 0
+
+
+def _prepare(args: argparse.Namespace, left_out: LeftOut | None) -> Path:
+    """Do what the command says; returns the folder of the tokens."""
+    size = args.vocab_size or (50257 if args.source[0] in ("openwebtext", "oscar") else 8192)
+    options = {"bpe_vocab_size": size, "field": args.field, "left_out": left_out}
+    if args.clean or args.source == ["science"]:
+        folder = Path(args.out or f"corpora/{Path(args.source[0]).stem}")
+        against = [text for file in args.against for text in texts_in(Path(file), left_out)]
+        report = clean_corpus(args.source, folder, against=against, processes=args.processes, **options)
+        print(describe(report))
+        return folder / "all"
+    manifest = prepare_corpus(args.source, args.out, tokenizer=args.tokenizer, **options)
+    folder = Path(args.out or f"corpora/{manifest.name}")
+    print(
+        f"{folder}: {manifest.tokens:,} tokens of a vocabulary of {manifest.vocab_size:,}, from "
+        f"{manifest.text_bytes:,} bytes of text"
+    )
+    return folder

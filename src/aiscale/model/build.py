@@ -165,13 +165,20 @@ def quiet() -> None:
     logging.disable_progress_bar()
 
 
+def weight_files(config: HFModelConfig) -> list[Path]:
+    """The files with weights in the folder of `config`, if it has one."""
+    folder = Path(config.folder)
+    found = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
+    return found if config.folder else []
+
+
 def _instantiate(config: HFModelConfig, hf_config, weights: bool) -> nn.Module:
     """transformers' model, with torch's fused attention if it supports that (GPT-J does not)."""
     import transformers
 
     quiet()
     kind, folder = getattr(transformers, _AUTO[config.objective]), Path(config.folder)
-    start = weights and config.folder and [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
+    start = weights and weight_files(config)
     error = None
     for attention in ("sdpa", "eager"):
         how = {"dtype": torch.float32, "attn_implementation": attention}

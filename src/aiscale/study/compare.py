@@ -1,7 +1,9 @@
 """The command `aiscale compare DENSE RUN ...`: quality and time of runs beside a baseline.
 
     aiscale compare runs/dense runs/radius              # prints a table; writes compare/index.html and compare.json
-    aiscale compare runs/dense-* runs/radius-*          # runs that differ only in their seeds are one row
+    aiscale compare runs/dense-* runs/radius-*          # runs that differ only in seeds are one row
+
+Runs on another number of ranks, or on another kind of machine, are rows of their own.
 
 The columns are those of table 2 in the artifact appendix of Radius (MLSys 2025), the curves those of its figures 1
 and 2. Time is that of the training steps: evaluations and checkpoints, which all runs have alike, do not count.
@@ -22,17 +24,20 @@ from aiscale.config import ConfigError
 from aiscale.train.records import load_run, read_metrics
 
 DAY_S = 86_400
-_HEAD = ["runs", "seeds", "train perplexity", "validation perplexity", "time", "speed-up", "time saved"]
+_HEAD = ["runs", "ranks", "seeds", "train perplexity", "validation perplexity"]
+_HEAD += ["time", "speed-up", "time saved"]
 
 
 def compare(folders: Sequence[str | Path]) -> list[dict]:
     """A row for each group of runs that differ in seeds alone. The group of the first folder is the baseline.
 
-    A row has `runs`, `settings` (those that differ from the baseline's), and (mean, lowest, highest) over its seeds of
-    train_ppl, val_ppl, days, speedup (baseline's time over its own, minus 1), time_saved (1 minus its own time over the
-    baseline's). Its curves, [(step, mean, lowest, highest)], are loss and loss_error in nats, and val_ppl_curve. The
-    loss error is the baseline's loss, of the same seeds if it has them, minus its own. Raises ConfigError if a run has
-    not finished, or has another corpus, model or number of tokens than the first.
+    A row has `runs`, `ranks`, `seeds` (how many different ones), `settings` (those that differ from
+    the baseline's, and ranks and machine if they do), and (mean, lowest, highest) over its runs of
+    train_ppl, val_ppl, days, speedup (baseline's time over its own, minus 1), time_saved (1 minus
+    its own time over the baseline's). Its curves, [(step, mean, lowest, highest)], are loss and
+    loss_error in nats, and val_ppl_curve. The loss error is the baseline's loss, of the same seeds
+    if it has them, minus its own. Raises ConfigError if a run has not finished, or has another
+    corpus, model or number of tokens than the first.
     """
     runs = [_read(Path(folder)) for folder in folders]
     groups: dict[str, list[dict]] = {}
@@ -53,6 +58,8 @@ def compare(folders: Sequence[str | Path]) -> list[dict]:
     return [
         {
             "runs": [str(run["path"]) for run in group],
+            "ranks": group[0]["settings"]["ranks"],
+            "seeds": len({run["seeds"] for run in group}),
             "settings": {key: value for key, value in group[0]["settings"].items() if value != settings[key]},
             "train_ppl": _spread(math.exp(run["loss"][max(run["loss"])]) for run in group),
             "val_ppl": _spread(run["val_ppl"][max(run["val_ppl"])] for run in group),
@@ -87,12 +94,24 @@ def _read(path: Path) -> dict:
     return {
         "path": path,
         "same": same | {"corpus with sha256": note["corpus"]["sha256"][:8]},
-        "settings": {key: value for key, value in settings.items() if not key.endswith(".seed")},
+        "settings": {k: v for k, v in settings.items() if not k.endswith(".seed")} | _place(note),
         "seeds": (run["data"]["seed"], run["loop"]["seed"]),
         "days": seconds / DAY_S,
         "loss": loss,
         "val_ppl": val_ppl,
     }
+
+
+def _place(note: dict) -> dict:
+    """Where a run ran, as far as its seconds depend on it. Names of hosts do not count: the nodes
+    of a cluster are alike."""
+    world, machine = note.get("world", {}), note.get("machine", {})
+    place = {"ranks": world.get("size", "unknown"), "nodes": "unknown"}
+    if "processes" in world:
+        place["nodes"] = len({host for host, _ in world["processes"]})
+    for key in ("processor", "cores", "threads_per_rank", "device"):
+        place[key] = machine.get(key, "unknown")
+    return place
 
 
 def _spread(values: Iterable[float]) -> tuple[float, float, float]:
@@ -106,7 +125,7 @@ def _curve(runs: Sequence[dict[int, float]]) -> list[tuple[float, ...]]:
 
 
 def table(rows: Sequence[dict]) -> list[list[str]]:
-    """Head and rows as text; with several seeds the range stands behind the mean."""
+    """Head and rows as text; with several runs the range stands behind the mean."""
     from aiscale.plots import format_seconds
 
     def cell(spread: Sequence[float], form) -> str:
@@ -118,7 +137,22 @@ def table(rows: Sequence[dict]) -> list[list[str]]:
         gains = [cell(row[name], "{:+.1%}".format) if row is not rows[0] else "" for name in ("speedup", "time_saved")]
         perplexities = [cell(row[name], "{:.2f}".format) for name in ("train_ppl", "val_ppl")]
         days = cell(row["days"], lambda days: format_seconds(days * DAY_S))
-        lines.append([_name(row), str(len(row["runs"])), *perplexities, days, *gains])
+        lines.append([_name(row), str(row["ranks"]), _seeds(row), *perplexities, days, *gains])
+    return lines
+
+
+def _seeds(row: dict) -> str:
+    """The number of different seeds; with that of runs, where some repeat a seed."""
+    n_runs = len(row["runs"])
+    return str(row["seeds"]) if row["seeds"] == n_runs else f"{row['seeds']} ({n_runs} runs)"
+
+
+def differences(rows: Sequence[dict]) -> list[str]:
+    """A line for each row but the baseline: its name, and what it has otherwise."""
+    lines = []
+    for row in rows[1:]:
+        settings = [f"{key}={value}" for key, value in row["settings"].items()]
+        lines.append(f"{_name(row)}: {', '.join(settings)}")
     return lines
 
 
@@ -158,10 +192,7 @@ def page(rows: Sequence[dict]) -> str:
     svg = io.StringIO()
     figure(rows).savefig(svg, format="svg")
     head, *body = ([html.escape(cell) for cell in line] for line in table(rows))
-    differs = [
-        f"<li>{html.escape(_name(row))}: {html.escape(', '.join(f'{k}={v}' for k, v in row['settings'].items()))}</li>"
-        for row in rows[1:]
-    ]
+    differs = [f"<li>{html.escape(line)}</li>" for line in differences(rows)]
     return f"""<!doctype html><meta charset="utf-8"><title>Runs compared</title>
 <style>body {{ font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }}
 table {{ border-collapse: collapse }} th, td {{ padding: 0.3em 0.8em; border-bottom: 1px solid #ccc; text-align: left }}
@@ -170,7 +201,8 @@ svg {{ max-width: 100%; height: auto }}</style>
 <table><tr>{"".join(f"<th>{cell}</th>" for cell in head)}</tr>
 {"".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in line) + "</tr>" for line in body)}</table>
 <p>The first row is the baseline. Speed-up is its time over the run's, minus 1; time saved is 1 minus the run's time
-over its own. Time is that of the training steps. Ranges of several seeds stand in brackets, and are shades below.</p>
+over its own. Time is that of the training steps. Ranges of several runs stand in brackets, and are
+shades below.</p>
 <p>What differs from the baseline:</p><ul>{"".join(differs)}</ul>
 {svg.getvalue()[svg.getvalue().index("<svg") :]}
 """
@@ -190,4 +222,6 @@ def run(args: argparse.Namespace) -> None:
     widths = [max(len(line[i]) for line in lines) for i in range(len(_HEAD))]
     for line in lines:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    if len(rows) > 1:
+        print("what differs from the baseline:", *differences(rows), sep="\n")
     print(f"curves: {out / 'index.html'}")

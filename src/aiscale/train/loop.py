@@ -18,11 +18,12 @@ from pathlib import Path
 from tqdm import tqdm
 
 from aiscale import checkpoint, cost
-from aiscale.config import ConfigError, Run
+from aiscale.config import ConfigError, HFModelConfig, Run
 from aiscale.data import Batches, Corpus, Tokenizer, open_corpus, train_tokenizer
+from aiscale.data.pretrained import check_pretrained
 from aiscale.distributed import World, connect, lost_another_rank, watching
 from aiscale.meter import Meter, held_bytes, peak_memory_bytes
-from aiscale.model.build import count_parameters
+from aiscale.model.build import count_parameters, weight_files
 from aiscale.optim import lr_at
 from aiscale.parallel import StepResult, build
 from aiscale.train.records import Records
@@ -298,6 +299,9 @@ def load_corpus(run: Run, world: World) -> Corpus:
             f"data.corpus {run.data.corpus} is not the same text on ranks 0 and {odd[0]}: give every node the same "
             "files and Python version, or a folder from aiscale data prepare"
         )
+    if isinstance(run.model, HFModelConfig) and weight_files(run.model):
+        folder, name = run.model.folder, run.data.corpus
+        world.from_rank0(lambda: check_pretrained(folder, corpus, name))
     return corpus
 
 
