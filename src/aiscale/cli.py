@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from aiscale.environment import shorten_temporary_folder
 from aiscale.processes import usable_cores
 
 BAD_INPUT, INTERRUPTED, TERMINATED, NO_READER = 2, 130, 143, 141
@@ -25,6 +26,7 @@ BAD_INPUT, INTERRUPTED, TERMINATED, NO_READER = 2, 130, 143, 141
 def main(argv: Sequence[str] | None = None) -> int:
     if argv is None and not _may_be_a_rank():  # a rank may wait in C++, where Python hears no signal
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # `finally` blocks run
+    shorten_temporary_folder()
     try:
         status = _run(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()
