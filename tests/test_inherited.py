@@ -1,4 +1,4 @@
-"""Ranks start though the user's environment has a long TMPDIR, or a host name that leads nowhere."""
+"""Ranks start though TMPDIR has a long path, or this machine's name leads nowhere."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What ranks inherit from the user's environment, and would hang or fail on.
 
     shorten_temporary_folder()   before ranks start: their sockets lie there, by a short path
-    meet_at_loopback()           before a lesson calls torchrun: its ranks meet by this machine's name
+    meet_at_loopback()           before a lesson calls torchrun: its ranks meet at this host's name
 
 Only the standard library: every command of `aiscale` imports it.
 """
