@@ -33,7 +33,8 @@ class Cluster(rehearsal.Cluster):
     def asked(self) -> list[str]:
         """The options that the site requires, with values that it accepts."""
         site, accounts = self.settings.site, self.settings.accounts
-        hours = site.scheduler.hours_for(self.nodes, site.partition, site.qos) or 1
+        longest = site.scheduler.hours_for(self.nodes, site.partition, site.qos) or 1
+        hours = min(longest, 24)  # a site may have no limit
         values = {
             "account": (*accounts, site.scheduler.account_example)[0],
             "constraint": "&".join(sorted({word for kind in site.node.kinds for word in kind.constraint.split("&")})),

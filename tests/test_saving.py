@@ -103,3 +103,28 @@ def test_a_full_disk_is_reported_in_one_line_and_the_previous_checkpoint_remains
     assert done.returncode == 2 and said.count("\n") == 1, said
     assert "step_00000004 (" in said and "earlier checkpoints are untouched" in said, said
     assert [path.name for path in (tmp_path / "runs/tiny/checkpoints").iterdir()] == ["step_00000002"]
+
+
+#: A job whose scheduler sends its signal while torch is being imported.
+SIGNALLED = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(name, *rest):
+        if name == "torch":
+            sys.meta_path.remove(Finder)
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+sys.meta_path.insert(0, Finder)
+from aiscale.cli import main
+raise SystemExit(main())
+"""
+
+
+def test_a_signal_that_comes_before_the_first_step_is_not_lost(tmp_path):
+    arguments = ["train", "--runs-dir", tmp_path, "--quiet", *words(*TINY, "loop.checkpoint_every=0")]
+    command = [sys.executable, "-c", SIGNALLED, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 130, done.stderr
+    saved = [path.name for path in (tmp_path / "tiny/checkpoints").iterdir()]
+    assert saved == ["step_00000001"]

@@ -11,8 +11,9 @@ import pytest
 
 from aiscale.cli import main
 from aiscale.hpc.launchers import LESSONS
+from aiscale.hpc.sbatch import Launcher, hours_of
 from aiscale.hpc.sites import site
-from aiscale.hpc.submit import Launcher, hours_of
+from aiscale.hpc.submit import environment, slurm
 from aiscale.recipes import recipe
 from centre import Cluster
 
@@ -85,6 +86,18 @@ def test_a_job_without_a_fault_is_submitted_as_it_was_checked(login, capsys):
         ),
         ("space", {"LFS_USED": "1000", "LFS_QUOTA": "2000"}, [], "1 MB are left of your quota → free some space"),
         ("time", {"SBATCH_TIMELIMIT": "2-01:00:00"}, [], "49 h on 4 nodes in QOS regular, which allows 48 h → --"),
+        (
+            "time",
+            {"SBATCH_QOS": "preempt"},
+            [],
+            "0.5 h on 4 nodes in QOS preempt, where a job must ask for 2 h at least → --sbatch '-t 120'",
+        ),
+        (
+            "signal",
+            {"SBATCH_TIMELIMIT": "5"},
+            [],
+            "the job has 300 s, and --signal asks ranks to save 300 s before its end or up to 60 s earlier",
+        ),
         ("layout", {}, ["--set", "loop.micro_batch=7"], "16 ranks: loop.global_batch 480 is no multiple of dp 16 x"),
         ("layout", {}, ["--set", "loop.global_batch=15"], "=16 and loop.micro_batch=1 or loop.global_batch=96"),
         ("Slurm", {"REFUSE": "Invalid account"}, [], "refuses it: sbatch: error: Invalid account → on a login node "),
@@ -100,6 +113,79 @@ def test_each_planted_fault_is_named_in_one_line_with_its_remedy(fault, env, wor
     assert status == 1 and wrong.split()[1] == fault and told in wrong and " → " in wrong, wrong
     assert lines[-1] == f"not submitted: {fault}"
     assert not [line for line in (login / "calls").read_text().splitlines() if "--test-only" not in line]
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "told"),
+    [
+        (["--chain", "0"], {}, "--chain is 0: it is a number of jobs, so at least 1"),
+        (["--chain", "-2"], {}, "--chain is -2: "),
+        (["--sbatch", "-t 0"], {}, "--time is 0, which asks Slurm for no limit at all: give minutes, "),
+        (["--sbatch", "-t 0:00"], {}, "--time is 0:00, which asks "),
+        (["--sbatch", "-N 1-4"], {}, "--nodes is 1-4: price and layout follow from one number of "),
+        (["--sbatch", "-N 0"], {}, "--nodes is 0: "),
+        (["--sbatch=--requeue"], {"RESTARTS": "-1"}, "RESTARTS is -1: it must be a whole number"),
+    ],
+)
+def test_a_setting_without_a_price_is_refused_in_one_line(words, env, told, login, capsys, monkeypatch):
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert main(["submit", "--dry-run", *words, str(FOLDER / "perlmutter/fsdp.sbatch")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"aiscale: {told}")
+
+
+def test_a_line_of_sbatch_below_a_command_is_refused_as_slurm_does_not_read_it(login, capsys):
+    text = (FOLDER / "perlmutter/fsdp.sbatch").read_text()
+    (login / "mine.sbatch").write_text(text.replace("#SBATCH --nodes", "umask 077\n#SBATCH --nodes"))
+    number = text[: text.index("#SBATCH --nodes")].count("\n") + 1
+    assert main(["submit", "--dry-run", "mine.sbatch"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        f"aiscale: mine.sbatch, line {number + 1}: Slurm reads no #SBATCH below the first command, "
+        f"which is line {number}: move it above that"
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "what"),
+    [("-q premium", "QOS premium"), ("-p fast", "partition fast")],
+)
+def test_limit_and_charge_of_what_the_profile_lacks_are_unknown(option, what, login, capsys):
+    file = str(FOLDER / "perlmutter/fsdp.sbatch")
+    assert main(["submit", "--dry-run", "--sbatch", option, file]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    for name in ("time", "price"):
+        (line,) = [line for line in lines if line[2:].startswith(f"{name} ")]
+        assert line.startswith("!") and "unknown" in line and f" profile has no {what} → " in line
+
+
+@pytest.mark.parametrize(("nodes", "packed", "state"), [(64, "", "warning"), (64, ".tar.gz", "ok"), (2, "", "ok")])
+def test_an_environment_that_many_nodes_read_should_be_packed(nodes, packed, state, login, monkeypatch):
+    (login / "env.tar.gz").touch()
+    monkeypatch.setenv("AISCALE_ENVIRONMENT", f"{login / 'env'}{packed}")
+    job = Launcher.read(FOLDER / "frontier/fsdp.sbatch", site("frontier"), sbatch=f"-N {nodes}")
+    (finding,) = environment(job)
+    assert finding.state == state and ("--pack" in finding.remedy) == (state == "warning"), finding
+
+
+@pytest.mark.parametrize(
+    ("refusal", "remedy"),
+    [
+        ("Invalid account or account/partition combination specified", "sacctmgr show assoc"),
+        ("Invalid qos specification", "sacctmgr show assoc"),
+        ("Job violates accounting/QOS policy (job submit limit)", "squeue --me"),
+        ("invalid partition specified: fast", "sinfo --summarize"),
+        ("Requested node configuration is not available", "%f"),
+        ("Invalid feature specification", "%f"),
+        ("Requested time limit is invalid (missing or exceeds some limit)", "MaxTime"),
+        ("Unable to open file", "change what it names"),
+    ],
+)
+def test_each_refusal_of_slurms_gets_its_own_remedy(refusal, remedy, login, monkeypatch):
+    monkeypatch.setenv("REFUSE", refusal)
+    finding = slurm(Launcher.read(FOLDER / "perlmutter/fsdp.sbatch", site("perlmutter")))
+    assert finding.state == "wrong" and remedy in finding.remedy
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from aiscale.environment import shorten_temporary_folder
 from aiscale.private import keep_caches_private
 from aiscale.processes import usable_cores
 
@@ -26,6 +27,10 @@ BAD_INPUT, INTERRUPTED, TERMINATED, NO_READER = 2, 130, 143, 141
 def main(argv: Sequence[str] | None = None) -> int:
     if argv is None and not _may_be_a_rank():  # a rank may wait in C++, where Python hears no signal
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # `finally` blocks run
+    if argv is None and sys.argv[1:2] == ["train"]:
+        # From a scheduler, whose signal may come while libraries are imported: `fit` then takes it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    shorten_temporary_folder()
     try:
         status = _run(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()

@@ -25,6 +25,7 @@ from aiscale.cluster import cells, engine
 from aiscale.cluster.errors import ClusterError, RankDied, RankError, RanksInterrupted, name_ranks
 from aiscale.cluster.processes import LAUNCHERS, Processes
 from aiscale.cluster.slurm import Job
+from aiscale.environment import shorten_temporary_folder
 from aiscale.private import STORE, keep_caches_private
 from aiscale.processes import usable_cores
 
@@ -60,6 +61,7 @@ def start(
     if engines not in LAUNCHERS:
         choices = ", ".join(LAUNCHERS)
         raise ClusterError(f"cluster.start: engines, or AISCALE_ENGINES, is {engines!r}: it must be one of {choices}")
+    shorten_temporary_folder()
     began = time.monotonic()
     if engines != "slurm":  # under Slurm each rank's node knows its cores
         threads = threads or max(1, len(usable_cores()) // size)

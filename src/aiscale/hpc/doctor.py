@@ -21,6 +21,7 @@ from typing import Literal, TextIO
 
 import psutil
 
+from aiscale import environment
 from aiscale.config import ConfigError
 from aiscale.processes import usable_cores
 
@@ -56,6 +57,8 @@ def examine() -> Iterator[Finding]:
     yield _packages()
     yield _devices()
     yield from _resources()
+    yield _own_name()
+    yield from _temporary_folder()
     yield from settings(os.environ)
 
 
@@ -86,12 +89,38 @@ def _resources() -> Iterator[Finding]:
     few = "" if cores > 1 else "ranks will take turns: give this job at least 2 cores"
     yield Finding("cores", "warning" if few else "ok", f"{cores} of {os.cpu_count()} usable", few)
     little = "" if memory.available > LEAST_MEMORY_GIB * GIB else f"the lessons want {LEAST_MEMORY_GIB} GiB free"
-    yield Finding("memory", "warning" if little else "ok", f"{memory.total / GIB:.0f} GiB", little)
+    text = f"{memory.available / GIB:.1f} of {memory.total / GIB:.0f} GiB free"
+    yield Finding("memory", "warning" if little else "ok", text, little)
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     remedy = "" if files >= LEAST_FILES else f"ulimit -n {min(most, 4096) if most > 0 else 4096}"
     yield Finding("limits", "wrong" if remedy else "ok", f"{files} open files", remedy)
     full = "" if shutil.disk_usage(".").free > LEAST_SPACE_GIB * GIB else "free some space for checkpoints"
     yield Finding("disk", "warning" if full else "ok", os.getcwd(), full)
+
+
+def _own_name() -> Finding:
+    """torchrun's ranks meet at this machine's name."""
+    name = socket.gethostname()
+    if address := os.environ.get(environment.LOCAL_ADDRESS):
+        return Finding("host name", "ok", f"{name}; torchrun's ranks meet at {address}")
+    if environment.name_leads_here():
+        return Finding("host name", "ok", name)
+    text = f"{name} leads to no address of this machine, so `torchrun` hangs in a terminal (not in lessons)"
+    remedy = f"export {environment.LOCAL_ADDRESS}=127.0.0.1, for torchrun on this machine alone"
+    return Finding("host name", "warning", text, remedy)
+
+
+def _temporary_folder() -> Iterator[Finding]:
+    """Whether sockets can lie there."""
+    most = f"a socket's path has at most {environment.SOCKET_PATH}"
+    remedy = "export TMPDIR=FOLDER, one with a short path"
+    if environment.linked:
+        text = f"{len(environment.linked)} characters, and {most}: aiscale and lessons go there by a "
+        text += "short link, and other scripts hang where they load data in processes of their own"
+        yield Finding("TMPDIR", "warning", text, remedy)
+    elif (length := len(os.environ.get("TMPDIR", ""))) > environment.LONGEST_FOLDER:
+        text = f"{length} characters, and {most}: ranks do not start"
+        yield Finding("TMPDIR", "wrong", text, remedy)
 
 
 def settings(env: Mapping[str, str]) -> Iterator[Finding]:

@@ -14,123 +14,39 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from aiscale import cost
 from aiscale.config import ConfigError, Run
 from aiscale.hpc.doctor import Finding
+from aiscale.hpc.sbatch import Launcher
 from aiscale.hpc.sites import Site, find, here, names
 from aiscale.machines import find_machine
-from aiscale.recipes import recipe
 
 ASK_ABOVE = 50  #: node-hours
 LIMIT_S = 180  #: for a program that asks a busy file system or Slurm
+MANY_NODES = 20  #: from here on an environment should be packed: it pays for tens of nodes [sbcast]
+SIGNAL_EARLY_S = 60  #: Slurm may send a signal so much before its time (man sbatch, --signal)
 
-#: what sbatch reads from the environment, of what is checked here
-_VARIABLES = {"account": "SBATCH_ACCOUNT", "time": "SBATCH_TIMELIMIT", "qos": "SBATCH_QOS"}
-_VARIABLES |= {"partition": "SBATCH_PARTITION", "constraint": "SBATCH_CONSTRAINT"}
-_SBATCH = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-_OPTIONS = "-A --account, -t --time, -q --qos, -p --partition, -N --nodes, -C --constraint, -J --job-name, -G --gpus"
-_OPTIONS += ", --ntasks-per-node, --cpus-per-task, --gpus-per-node, --gpus-per-task, --gres"
-for _option in _OPTIONS.split(", "):
-    _SBATCH.add_argument(*_option.split())
-_SBATCH.add_argument("--requeue", action="store_true")
-_SBATCH.add_argument("--no-requeue", action="store_true")
-
-
-@dataclass(frozen=True)
-class Launcher:
-    path: Path
-    text: str
-    site: Site
-    options: Mapping[str, str]  #: of sbatch, as they will hold
-    command: tuple[str, ...]  #: that submits it
-    args: tuple[str, ...]  #: behind the file's name
-    chain: int = 1  #: jobs, each of which goes on where the one before stopped
-
-    @classmethod
-    def read(cls, path: Path, site: Site, *, sbatch: str = "", args: Sequence[str] = (), chain: int = 1) -> Launcher:
-        text = path.read_text()
-        if not text.startswith("#!"):
-            raise ConfigError(f"{path} is no batch script: its first line must be #!/bin/bash")
-        lines = re.findall(r"^#SBATCH[ \t]+(.*?)(?:[ \t]+#.*)?$", text, re.M)
-        options = sbatch_options(word for line in lines for word in shlex.split(line))
-        options |= {name: value for name, key in _VARIABLES.items() if (value := os.environ.get(key))}
-        requeue = chain == 1 and os.environ.get("CHAIN") == "1" and "no-requeue" in options
-        words = shlex.split(sbatch) + ["--requeue"] * requeue
-        options |= sbatch_options(words)
-        return cls(path, text, site, options, ("sbatch", *words, str(path), *args), tuple(args), chain)
-
-    @property
-    def nodes(self) -> int:
-        return int(self.options.get("nodes", "1").partition("-")[0])
-
-    @property
-    def ranks(self) -> int:
-        return self.nodes * int(self.options.get("ntasks-per-node", "1"))
-
-    @property
-    def hours(self) -> float:
-        return hours_of(self.options.get("time", "none"))
-
-    @property
-    def starts(self) -> int:
-        """How often it may start: more than once in a chain, or where it requeues itself."""
-        return self.chain + ("requeue" in self.options) * int(os.environ.get("RESTARTS", "5"))
-
-    @property
-    def place(self) -> Site:
-        """The site, or its nodes without GPUs for a file that asks for no GPU."""
-        asks = {"gpus-per-node", "gpus", "gpus-per-task", "gres"} & set(self.options)
-        return self.site if asks or not self.site.cpus.node.ranks else self.site.on_cpus()
-
-    @property
-    def modules(self) -> list[str]:
-        return " ".join(re.findall(r"^(?!\s*#).*\bmodule load ([^;#\n]+)", self.text, re.M)).split()
-
-    def setting(self, name: str) -> str:
-        """A variable of the block EDIT; empty if the file does not set it."""
-        return self._expanded(f'"${{{name}-}}"')[0]
-
-    def run(self) -> Run | None:
-        """The run that it trains, or None."""
-        array = re.search(r"^run=\(\n.*?^\)$", self.text, re.M | re.S)
-        words = self._expanded('"${run[@]}"', after=array[0]) if array else []
-        if "--recipe" not in words:
-            return None
-        pairs = list(zip(words, words[1:], strict=False))
-        name = [value for word, value in pairs if word == "--recipe"][-1]
-        return recipe(name).override(*(value for word, value in pairs if word == "--set"))
-
-    def _expanded(self, words: str, after: str = "") -> list[str]:
-        """What bash makes of `words` after the block EDIT, which only sets variables, and the lines `after` it."""
-        block = re.search(r"^# EDIT -+\n(.*?)^# -+$", self.text, re.M | re.S)
-        script = "\n".join([block[1] if block else "", after, rf"printf '%s\0' {words}"])
-        env = {**os.environ, "SLURM_SUBMIT_DIR": os.getcwd()}
-        env["SLURM_JOB_NAME"] = self.options.get("job-name", self.path.name)
-        done = subprocess.run(["bash", "-c", script, "bash", *self.args], env=env, capture_output=True, text=True)
-        return done.stdout.split("\0")[:-1]
-
-
-def sbatch_options(words: Iterable[str]) -> dict[str, str]:
-    """{long name: value} of the options of sbatch that are checked here."""
-    options, _ = _SBATCH.parse_known_args(list(words))
-    return {name.replace("_", "-"): value for name, value in vars(options).items() if value}
-
-
-def hours_of(time: str) -> float:
-    """Minutes, MM:SS, H:MM:SS, D-H, D-H:MM or D-H:MM:SS, as sbatch reads them."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
-    if not match:
-        raise ConfigError(f"--time is {time}: it must be minutes, MM:SS, H:MM:SS or D-H:MM:SS")
-    days, first, second, third = (int(part) if part else None for part in match.groups())
-    if days is not None:
-        return 24 * days + first + (second or 0) / 60 + (third or 0) / 3600
-    if third is not None:
-        return first + second / 60 + third / 3600
-    return first / 60 + (second or 0) / 3600
+#: (words of Slurm's refusal, what helps), the first that fits
+_REMEDIES = (
+    (
+        "accounting/QOS policy",
+        "sacctmgr show qos format=name,maxwall,maxtrespu,maxsubmitpu gives its limits, squeue --me your jobs",
+    ),
+    (
+        "account|association|qos",
+        "on a login node sacctmgr show assoc user=$USER format=account,qos names your accounts and QOS",
+    ),
+    ("partition", "sinfo --summarize names the partitions, and how many nodes each has"),
+    (
+        "node|feature|constraint|cpu|gres|memory",
+        "sinfo --format='%P %D %c %m %G %f' says what nodes there are",
+    ),
+    ("time limit", "scontrol show partition gives the longest (MaxTime)"),
+    ("", "change what it names, in the file's #SBATCH lines or by --sbatch OPTIONS"),
+)
 
 
 def examine(job: Launcher) -> Iterator[Finding]:
@@ -141,6 +57,7 @@ def examine(job: Launcher) -> Iterator[Finding]:
         yield space(job, run)
         yield from steps(job, run)
     yield time_limit(job)
+    yield from time_to_save(job)
     yield modules(job)
     yield slurm(job)
 
@@ -156,13 +73,22 @@ def environment(job: Launcher) -> Iterator[Finding]:
         yield Finding("environment", "wrong", f"{where} is not there", remedy.replace(" PREFIX,", " --pack PREFIX,"))
     elif not python.exists():
         yield Finding("environment", "wrong", f"{where} has no bin/python", remedy)
-    elif script or not (error := _failure([python, "-c", "import aiscale"])):
-        yield Finding("environment", "ok", where)
-    else:
+    elif not script and (error := _failure([python, "-c", "import aiscale"])):
         yield Finding("environment", "wrong", f"{python} cannot import aiscale: {error}", remedy)
+    elif _unpacks(job) and job.nodes >= MANY_NODES and not where.endswith(".tar.gz"):
+        packed = remedy.replace(" PREFIX,", " --pack PREFIX,") + ".tar.gz"
+        text = f"{where}: {job.nodes} nodes read it at once, which is slow"
+        yield Finding("environment", "warning", text, packed)
+    else:
+        yield Finding("environment", "ok", where)
     if script and not Path(script).is_file():
         call = f"aiscale submit {job.path} YOUR_SCRIPT.py OPTIONS"
         yield Finding("script", "wrong", f"{script} is no file here", call)
+
+
+def _unpacks(job: Launcher) -> bool:
+    """Whether the file sends a packed environment to the nodes' own disks."""
+    return bool(job.site.shell.unpack) and f'job begin "{job.site.shell.unpack}"' in job.text
 
 
 def layout(job: Launcher, run: Run) -> Iterator[Finding]:
@@ -250,18 +176,37 @@ def _quota_left(folder: Path) -> float | None:
 
 def time_limit(job: Launcher) -> Finding:
     partition, qos = job.options.get("partition", ""), job.options.get("qos", "")
-    longest = job.site.scheduler.hours_for(job.nodes, partition, qos)
+    rules = job.site.scheduler
+    longest, rule = rules.hours_for(job.nodes, partition, qos), rules.qos_of(qos)
     places = " and ".join(filter(None, [partition, qos and f"QOS {qos}"]))
     where = f"{job.nodes} nodes" + f" in {places}" * bool(places)
     if longest is None:
         return Finding("time", "wrong", f"{where}: more nodes than it allows", "ask for fewer: --sbatch '-N NODES'")
-    rule = job.site.scheduler.qos_of(qos)
     if job.chain > 1 and rule and not rule.may_chain:
         return Finding("time", "wrong", f"QOS {qos} forbids chains of jobs", "another QOS, or no --chain")
     if job.hours > longest + 1e-9:
         remedy = f"--sbatch '-t {round(longest * 60)}', or another QOS or partition"
         return Finding("time", "wrong", f"{job.hours:g} h on {where}, which allows {longest:g} h", remedy)
+    if rule and job.hours < rule.min_hours - 1e-9:
+        text = f"{job.hours:g} h on {where}, where a job must ask for {rule.min_hours:g} h at least"
+        remedy = f"--sbatch '-t {round(rule.min_hours * 60)}', or another QOS"
+        return Finding("time", "wrong", text, remedy)
+    if longest == math.inf:
+        why = f"the profile has no {rules.unknown(partition, qos) or 'partition'}"
+        text = f"{job.hours:g} h on {where}: the limit is unknown, as {why}"
+        return Finding("time", "warning", text, "read the site's own limits")
     return Finding("time", "ok", f"{job.hours:g} of at most {longest:g} h on {where}")
+
+
+def time_to_save(job: Launcher) -> Iterator[Finding]:
+    """Whether the signal on which ranks save comes after they have begun."""
+    asked_s = round(3600 * job.hours)
+    if job.signal_s and asked_s <= job.signal_s + SIGNAL_EARLY_S:
+        text = f"the job has {asked_s} s, and --signal asks ranks to save {job.signal_s} s before "
+        text += f"its end or up to {SIGNAL_EARLY_S} s earlier: they would do nothing else"
+        enough = -(-(job.signal_s + SIGNAL_EARLY_S) // 60) + 5
+        remedy = f"--sbatch '-t {enough}', or a smaller --signal=USR1@SECONDS"
+        yield Finding("signal", "wrong", text, remedy)
 
 
 def modules(job: Launcher) -> Finding:
@@ -277,8 +222,10 @@ def slurm(job: Launcher) -> Finding:
     # sbatch's last words where it finds no slurm.conf, by DNS neither, and where nobody listens
     if re.search("configuration source|[Uu]nable to contact slurm controller", error):
         return Finding("Slurm", "wrong", f"that of {job.site.title} does not answer here", "submit from a login node")
-    remedy = "on a login node sacctmgr show assoc user=$USER format=account,qos names your accounts and QOS"
-    return Finding("Slurm", "wrong", f"refuses it: {error}", remedy) if error else Finding("Slurm", "ok", "accepts it")
+    if not error:
+        return Finding("Slurm", "ok", "accepts it")
+    remedy = next(remedy for words, remedy in _REMEDIES if re.search(words, error, re.IGNORECASE))
+    return Finding("Slurm", "wrong", f"refuses it: {error}", remedy)
 
 
 def _failure(command: Sequence[str | Path]) -> str:
@@ -355,12 +302,16 @@ def node_hours(job: Launcher) -> float:
 
 
 def price(job: Launcher) -> Finding:
-    place, hours, options = job.place, node_hours(job), job.options
-    cpus = int(options.get("cpus-per-task", "0")) * int(options.get("ntasks-per-node", "1"))
-    charged = hours * place.charge_of(cpus, options.get("partition", ""), options.get("qos", ""))
+    place, hours = job.place, node_hours(job)
+    partition, qos = job.options.get("partition", ""), job.options.get("qos", "")
     starts = f" x {job.starts} {'jobs' if job.chain > 1 else 'starts'}" if job.starts > 1 else ""
-    most = f"at most {job.nodes} node{'s' * (job.nodes > 1)} x {job.hours:g} h{starts} = {hours:,.4g} node-hours"
-    payer = options.get("account", "your default account")
+    nodes = f"{job.nodes} node{'s' * (job.nodes > 1)}"
+    most = f"at most {nodes} x {job.hours:g} h{starts} = {hours:,.4g} node-hours"
+    payer = job.options.get("account", "your default account")
+    if unknown := place.scheduler.unknown(partition, qos):
+        text = f"{most}; what {payer} is charged is unknown, as the profile has no {unknown}"
+        return Finding("price", "warning", text, "read the site's own charges")
+    charged = hours * place.charge_of(job.cpus, partition, qos)
     return Finding("price", "ok", f"{most}; charged to {payer}: {charged:,.4g} {place.scheduler.charge_unit}")
 
 

@@ -1,6 +1,11 @@
 """What notebooks import, `predict` and `check`, and what runs notebooks."""
 
+from aiscale import environment
 from aiscale.lesson.exercises import check
 from aiscale.lesson.guesses import MiB, predict
 from aiscale.lesson.notebook import Header, LessonError, Notebook, notebooks, read
 from aiscale.lesson.runner import Execution, execute
+
+# A lesson's `!torchrun` inherits both.
+environment.shorten_temporary_folder()
+environment.meet_at_loopback()

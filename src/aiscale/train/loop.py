@@ -307,8 +307,9 @@ def load_corpus(run: Run, world: World) -> Corpus:
 
 @contextmanager
 def _setting(stop: threading.Event, *signals: int) -> Iterator[None]:
-    """These signals set `stop`, so that the loop ends after its step; a second Ctrl-C raises KeyboardInterrupt. A
-    scheduler's second signal does not: the checkpoint is being written by then."""
+    """These signals set `stop`, so that the loop ends after its step; a second Ctrl-C raises
+    KeyboardInterrupt. A scheduler's second signal does not: the checkpoint is being written by then.
+    Signals that were blocked until now come at once."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals belong to the main thread
         return
@@ -319,8 +320,10 @@ def _setting(stop: threading.Event, *signals: int) -> Iterator[None]:
         stop.set()
 
     before = {number: signal.signal(number, request) for number in signals}
+    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     try:
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for number, handler in before.items():
             signal.signal(number, handler)

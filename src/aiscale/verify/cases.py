@@ -109,7 +109,8 @@ class Case:
     def command(self, runs_dir: Path) -> list[str]:
         start = [*PYTHON]
         if self.launcher == "torchrun":
-            start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks)]
+            start += ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+            start += ["--nproc-per-node", str(self.ranks)]
         elif self.launcher == "mpiexec":
             start = [find_mpiexec(), "-n", str(self.ranks), *start]
         return [*start, "-m", "aiscale", *self.arguments(runs_dir)]

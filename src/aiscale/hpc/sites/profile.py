@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
+import math
 import os
 import re
 import tomllib
@@ -96,6 +97,7 @@ class Qos:
 
     max_nodes: int = 0  #: of one job; 0: only the partition's limit
     max_hours: float = 0.0  #: 0: only the partition's limit
+    min_hours: float = 0.0  #: a job must ask for so much at least
     max_jobs: int = 0  #: of a user, in any state; 0: no limit
     share: float = 0.0  #: as of a partition
     may_chain: bool = True  #: jobs may submit or requeue the next one
@@ -132,9 +134,20 @@ class Scheduler:
         rate = entry.charge if (entry := self.qos_of(qos)) else 1.0
         return nodes * hours * self.charge_per_node_hour * rate
 
+    def unknown(self, partition: str = "", qos: str = "") -> str:
+        """A partition or QOS of which the profile knows nothing, in words; empty: it knows them."""
+        if partition and partition not in self.partitions:
+            return f"partition {partition}"
+        if qos and self.qos_of(qos) is None:
+            return f"QOS {qos}"
+        return ""
+
     def hours_for(self, nodes: int, partition: str = "", qos: str = "") -> float | None:
-        """The longest time limit of a job of `nodes` nodes, in partition and QOS; None if it is too large."""
-        hours = [24.0 * 365]
+        """The longest time limit of a job of `nodes` nodes, in partition and QOS: infinite if it is
+        unknown, None if the job is too large."""
+        if self.unknown(partition, qos):
+            return math.inf
+        hours = [math.inf]
         if entry := self.partitions.get(partition or self.default_partition):
             longest = next((limit.max_hours for limit in entry.limits if nodes <= limit.max_nodes), None)
             if longest is None:
