@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 
@@ -246,6 +247,16 @@ def test_the_stored_choices_cost_what_their_formulas_say():
     assert 2 + 8 / 256 <= bytes_each["adamw8bit"] < 2.2 and bytes_each["adafactor"] < 0.5
 
 
+def test_six_seeds_decide_what_three_left_open(monkeypatch):
+    from instruments import choices as stored  # found since `choices` was imported
+
+    three, six = [9.0, 9.0, 8.0], [2.0, 2.1, 1.9, 2.0, 2.1, 1.9]
+    rows = {"base": {"val": [1.0] * 9}, "new": {"val": three + six}}
+    monkeypatch.setattr(stored, "runs", lambda topic: rows)
+    mean, error = stored.gain("any", "new", "base")
+    assert mean == pytest.approx(1.0) and error == pytest.approx(2.571 * statistics.stdev(six) / 6**0.5)
+
+
 def test_what_lesson_14_says_of_the_stored_choices_holds_at_95_percent():
     from instruments import choices as stored  # found since `choices` was imported
 
@@ -260,9 +271,13 @@ def test_what_lesson_14_says_of_the_stored_choices_holds_at_95_percent():
     bases |= {"schedules": topics["schedules"], "formats": ["fp32", "control: products 0"]}
     assert all(max(topics[topic][n]["val"]) < frequencies - 0.3 for topic, names in bases.items() for n in names)
     more = {name: sum(val < frequencies - 0.3 for val in run["val"]) for name, run in topics["norms"].items()}
+    floor = statistics.mean(topics["formats"][stored.FLOOR]["val"])
+    assert round(floor, 2) == 2.04
+    assert statistics.mean(topics["optimizers"]["adamw, batch 64"]["val"]) > floor - 0.1
     assert more == dict.fromkeys(more, 0) | {"pre, layer, 300 steps": 3, "pre, RMS, 300 steps": 3, "deep, 300 steps": 2}
     assert not any(gain("activations", name, "relu") for name in topics["activations"])
-    for batch, change, part in (("8", "", 0.22), ("8", " 2^-8", 0.44), ("64", "", 0.5)):
+    assert not gain("optimizers", "adamw, embeddings 2^-5, batch 8", "adamw, batch 8")
+    for batch, change, part in (("8", " 2^-8", 0.47), ("64", "", 0.48)):
         muon, adamw, ours = (f"{n}, batch {batch}" for n in ("muon", "adamw", f"adamw{change}, embeddings 2^-5"))
         assert gain("optimizers", muon, ours) < 0 > gain("optimizers", ours, adamw)
         assert gain("optimizers", ours, adamw) / gain("optimizers", muon, adamw) == pytest.approx(part, abs=0.01)
@@ -278,7 +293,11 @@ def test_what_lesson_14_says_of_the_stored_choices_holds_at_95_percent():
     assert gain("formats", "fp8", "control: their gradients 0") > 0.5
     assert gain("formats", "fp4, scale by tensor", "control: products 0") >= 0 > gain("formats", "nvfp4", "fp8")
     assert topics["formats"]["fp4, loss scaling"]["val"] == topics["formats"]["control: products 0"]["val"][:3]
-    below = sorted(stored.differences("formats", "mxfp4", "control: products 0"))
+    two_groups = {n: count for n in topics["formats"] if (count := stored.beside_floor("formats", n))}
+    assert two_groups == {"fp32": 1, "mxfp4": 3}
+    assert stored.verdict("formats", "mxfp4", "fp32") == "3 of 9 as without layers"
+    assert len(stored.dots("formats", ["nvfp4", "mxfp4"], "fp32").containers) == 1, "no bar for two groups"
+    below = sorted(stored.differences("formats", "mxfp4", stored.FLOOR))
     assert below[5] < -0.15 and -0.05 < below[6]
     lost = {name: [at["256"] - at["64"] for at in run["by_length"]] for name, run in topics["positions"].items()}
     assert max(max(lost[name]) for name in ("alibi", "shaw", "huang")) < 0.05

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from aiscale.config import ConfigError
 from aiscale.machines import find_machine
 from aiscale.plan import command, rows
 from aiscale.plan.answer import plan
-from aiscale.plan.constants import CONSTANTS, SCOREBOARD
+from aiscale.plan.constants import CONSTANTS, SCOREBOARD, TABLE
 from aiscale.plan.hardware import platform_of
 from aiscale.plan.layout import SHAPES, Layout, Shape, Software, layout_of
 from aiscale.plan.memory import capacity_bytes, needed_bytes, one_stage, stage_memory, stage_parameters
@@ -244,13 +245,62 @@ def test_the_planner_needs_neither_torch_nor_numpy():
     assert said.strip() == "set()"
 
 
+@pytest.fixture
+def scoreboard(monkeypatch):
+    monkeypatch.syspath_prepend(PLANNER)
+    return importlib.import_module("scoreboard")
+
+
+@pytest.fixture
+def fit(scoreboard):
+    return importlib.import_module("fit")
+
+
 def test_readme_and_planner_say_of_the_errors_what_the_stored_scoreboard_says():
     stored = published.measured("planner")
-    for line, board in zip(stored["lines"], ("left_out", "program_left_out"), strict=False):
+    for line, board in zip(stored["lines"][1:], ("left_out", "program_left_out"), strict=False):
         values = [row["step_median_pct"] for row in stored[board][:-1]]
-        assert f"step time {median(values):.1f} % off" in line and f"({min(values):.1f} to {max(values):.1f} %)" in line
+        assert f"step time {median(values):.1f} % off" in line and f"({min(values):.1f} to {max(values):.1f} %" in line
     shown = "\n".join(f"- {line}" for line in SCOREBOARD["lines"])
     assert SCOREBOARD["lines"] == stored["lines"] and shown in (PLANNER.parents[1] / "README.md").read_text()
+
+
+def test_the_runs_that_errors_leave_out_are_counted_and_stand_beside_the_errors(scoreboard):
+    every = [run for source in scoreboard.SOURCES for run in scoreboard.runs(source)]
+    timed = [run for run in every if run.step_s]
+    scored = [run for run in timed if not scoreboard.is_stall(run)]
+    first, *lines = SCOREBOARD["lines"]
+    assert f"{len(timed):,} of {len(every):,} published runs" in first and f"{len(scored):,} are scored" in first
+    sweep, c = scoreboard.runs("nanotron_sweep"), scoreboard.blind("nanotron_sweep")
+    off = {run.id: 100 * abs(scoreboard.step_s(run, c) / run.step_s - 1) for run in sweep if run.step_s}
+    of_scored = median(off[run.id] for run in scored if run.id in off)
+    assert len(off) - sum(run.id in off for run in scored) == len(timed) - len(scored), "all stalls are of this table"
+    assert all(f"{of_scored:.1f} %" in line and f"{median(off.values()):.1f} % with all runs" in line for line in lines)
+
+
+def test_every_table_weighs_the_same_in_the_bands_of_an_answer(scoreboard):
+    long, short = [2.0] * 99, [1.0]
+    assert [scoreboard._share([long, short], share) for share in (0.1, 0.4, 0.6, 0.9)] == [1.0, 1.0, 2.0, 2.0]
+    for program, bands in scoreboard.bands().items():
+        for name, band in bands.items():
+            assert band == pytest.approx(SCOREBOARD["bands"][program][name], abs=0.002), (program, name)
+
+
+def test_the_fit_reads_every_table_from_its_first_rows_to_its_last(fit):
+    for source in fit.SOURCES:
+        ran = [run.id for run in fit.runs(source) if run.ran and run.step_s]
+        chosen = [run.id for run in fit.rows_of([source])["time"][0]]
+        tenth = max(1, len(ran) // 10)
+        for start in range(0, len(ran) - tenth + 1, tenth):
+            assert set(ran[start : start + tenth]) & set(chosen), f"{source}: no row from {start} to {start + tenth}"
+
+
+@pytest.mark.extended
+def test_the_stored_constants_are_those_of_the_fit(fit):
+    stored = {name: TABLE["constants"][name]["value"] for name in fit.FITTED}
+    assert fit.fit_without("") == pytest.approx(stored, rel=1e-3)
+    without = json.loads(fit.LEFT_OUT.read_text())["nanotron_sweep"]
+    assert fit.fit_without("nanotron_sweep") == pytest.approx(without, rel=1e-3)
 
 
 @pytest.mark.extended
@@ -259,6 +309,7 @@ def test_the_scoreboard_from_a_clean_clone_is_the_stored_one():
     done = subprocess.run([sys.executable, PLANNER / "scoreboard.py", "--json"], capture_output=True, check=True)
     again, stored = json.loads(done.stdout), published.measured("planner")
     assert again["court"] == stored["court"] and again["about"] == stored["about"]
+    assert again["lines"] == stored["lines"]
     for board in ("left_out", "program_left_out", "one_model_left_out", "fitted_on_all"):
         for row, was in zip(again[board], stored[board], strict=True):
             assert row == pytest.approx(was, abs=0.1), (board, was["source"])

@@ -263,20 +263,30 @@ def _share(tables: list[list[float]], share: float) -> float:
 
 
 def lines(boards: dict[str, list[Score]]) -> list[str]:
-    """What README, lesson 11 and the planner's page say of the errors."""
-    said = []
+    """What README, lesson 11 and the planner's page say of the errors. An error that leaves out stalls has the error
+    with them beside it."""
+    whole = boards["left_out"][-1]
+    stalled = [row for row in boards["left_out"][:-1] if row.stalls]
+    sources = ", ".join(f"{row.stalls} of {row.timed:,} of {row.source}" for row in stalled)
+    said = [
+        f"{whole.timed:,} of {whole.runs:,} published runs have a step time, and {whole.timed - whole.stalls:,} are "
+        f"scored. {sources} are left out: they took over {STALL} times what constants fitted to all tables predict."
+    ]
     for board, unseen in (("left_out", "its own table"), ("program_left_out", "any run of its program")):
         *rows, whole = boards[board]
         steps = sorted(row.step_median_pct for row in rows)
+        most = max(row.step_with_stalls_pct for row in rows)
         memory = sorted(row.memory_median_pct for row in rows if row.memory_runs)
         said.append(
             f"Each table predicted without {unseen}: step time {whole.step_median_pct:.1f} % off in the median of "
-            f"{len(steps)} tables ({steps[0]:.1f} to {steps[-1]:.1f} %), memory {whole.memory_median_pct:.1f} % in "
-            f"that of {len(memory)} ({memory[0]:.1f} to {memory[-1]:.1f} %)."
+            f"{len(steps)} tables ({steps[0]:.1f} to {steps[-1]:.1f} %, to {most:.1f} % with all runs), "
+            f"memory {whole.memory_median_pct:.1f} % in that of {len(memory)} ({memory[0]:.1f} to {memory[-1]:.1f} %)."
         )
     far = [row for row in boards["left_out"][:-1] if row.step_median_pct > FAR_PCT]
     far.sort(key=lambda row: -row.step_median_pct)
-    named = ", ".join(f"{row.source} {row.step_median_pct:.1f} %" for row in far)
+    named = ", ".join(
+        f"{row.source} {row.step_median_pct:.1f} % ({row.step_with_stalls_pct:.1f} % with all runs)" for row in far
+    )
     return [*said, f"Without their own table these are more than {FAR_PCT} % off: {named or 'none'}."]
 
 
