@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -104,6 +105,28 @@ def forked(
     if timed_out:
         raise subprocess.TimeoutExpired(argv, timeout, *texts)
     return subprocess.CompletedProcess(argv, process.exitcode, *texts)
+
+
+def said_on_two_nodes(folders: Sequence[Path], *words, ranks: int = 1) -> str:
+    """What the ranks of a torchrun in each of two folders print, as on nodes that share none; both fail."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    jobs = []
+    for number, folder in enumerate(folders):
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2"]
+        command += [f"--node-rank={number}", f"--nproc-per-node={ranks}"]
+        command += ["--master-addr=127.0.0.1", f"--master-port={port}", *map(str, words)]
+        how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        jobs.append(subprocess.Popen(command, cwd=folder, env=env, **how))
+    try:
+        said = "".join(job.communicate(timeout=300)[0] for job in jobs)
+    finally:
+        for job in jobs:
+            job.kill()
+    assert all(job.returncode for job in jobs), said
+    return said
 
 
 START = """

@@ -55,6 +55,7 @@ SRUN = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "16", "SLURM_LOCALID": "3",
         ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}, ("mpiexec", 2, 4, 0, 4)),
         # A batch script knows how many tasks srun would start, but is itself one process.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "16"}, ("none", 0, 1, 0, 1)),
+        ({"WORLD_SIZE": "4"}, ("none", 0, 1, 0, 1)),  # some clusters set it for every process
     ],
 )
 def test_rank_and_world_size_are_read_from_each_launchers_variables(env, expected):

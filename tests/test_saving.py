@@ -9,7 +9,7 @@ import pytest
 
 from aiscale.train import read_metrics
 from aiscale.verify import jobs
-from ranks import run_ranks, without_greetings
+from ranks import run_ranks, said_on_two_nodes, without_greetings
 
 TINY = (
     *("model.n_layer=2", "model.n_head=2", "model.d_model=16", "model.max_seq_len=16", "loop.seq_len=16"),
@@ -59,6 +59,40 @@ def trained(tmp_path_factory):
 def test_a_run_resumed_equals_an_uninterrupted_one(strategy, trained):
     _, first, again = trained(strategy)
     assert first == again and [step for step, _ in first] == [1, 2, 3, 4]
+
+
+def test_nodes_that_do_not_share_the_run_folder_take_no_step(tmp_path):
+    nodes = [tmp_path / "0", tmp_path / "1"]
+    for node in nodes:
+        node.mkdir()
+    train = ["-m", "aiscale", "train", "--quiet", *words(*TINY, "parallel.strategy=fsdp")]
+    said = said_on_two_nodes(nodes, *train)
+    assert "aiscale: rank 1 does not see runs/.tiny." in said, said
+    assert "which another rank wrote: choose a folder that all nodes share (--runs-dir)" in said
+    assert [path for node in nodes for path in node.rglob("*") if path.is_file()] == []
+
+
+def test_a_checkpoint_is_not_finished_while_a_rank_writes_to_another_disk(tmp_path):
+    code = f"""
+    import os
+    from aiscale import checkpoint
+    from aiscale.config import Run
+    from aiscale.parallel import build
+    os.makedirs(f"node{{world.rank}}")
+    os.chdir(f"node{{world.rank}}")
+    checkpoint.store.SEEN_WITHIN_S = 0
+    engine = build(Run().override(*{TINY!r}, "parallel.strategy=fsdp"), world)
+    try:
+        checkpoint.save(engine, "checkpoints", step=2)
+    except checkpoint.CheckpointError as error:
+        say(world.rank, error)
+    engine.close()
+    """
+    done = run_ranks(code, 2, tmp_path, strategy="fsdp")
+    assert done.returncode == 0, done.stderr
+    said = sorted(done.stdout.splitlines())
+    assert len(said) == 2 and all("does not see checkpoints/.step_00000002.partial/" in line for line in said)
+    assert list((tmp_path / "node0/checkpoints").iterdir()) == []
 
 
 def test_a_rank_that_cannot_write_is_named_by_all_and_no_partial_checkpoint_remains(tmp_path):

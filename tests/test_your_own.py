@@ -17,6 +17,7 @@ from aiscale import lesson
 from aiscale.distributed import rendezvous
 from aiscale.lesson import scripts
 from centre import Cluster
+from ranks import said_on_two_nodes
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = ROOT / "workshop" / "your_own"
@@ -118,6 +119,12 @@ def test_cells_write_into_a_folder_whose_name_has_a_space(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["my scripts"]
 
 
+def test_a_world_size_without_a_rank_divides_no_batch(serial, cwd):
+    words = [SCRIPTS / "train.py", f"--text={cwd.parent / 'text'}", "--steps=2"]
+    done = start(sys.executable, *words, cwd=cwd, env={"WORLD_SIZE": "4"})
+    assert_equal(losses(done.stdout), serial[:2])
+
+
 def test_two_ranks_learn_what_one_process_learns(serial, cwd):
     assert_equal(train("train_ddp.py", 2, cwd), serial)
 
@@ -184,6 +191,70 @@ def test_a_killed_rank_costs_steps_and_changes_no_loss(name, serial, cwd):
     for half in (found[:again], found[again:]):
         assert_equal(half, [pair for pair in serial if half[0][0] <= pair[0] <= half[-1][0]])
     assert found[-1][0] == STEPS - 1
+
+
+#: script, ranks on each of two nodes
+APART = [
+    ("train_ddp.py", 1),
+    *(
+        pytest.param(name, ranks, marks=pytest.mark.extended)
+        for name, ranks in [
+            ("train_ranks.py", 1),
+            ("train_mpi.py", 1),
+            ("train_profiled.py", 1),
+            ("train_radius.py", 1),
+            ("train_zero.py", 1),
+            ("train_fsdp.py", 1),
+            ("train_tp_pp.py", 2),
+            ("train_megatron.py", 2),
+        ]
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "ranks"), APART)
+def test_nodes_that_do_not_share_the_folder_of_the_checkpoint_take_no_step(name, ranks, serial, cwd):
+    train(name, 2 * ranks, cwd, steps=2)
+    other = cwd.with_name(f"{cwd.name}_other_node")
+    other.mkdir()
+    before = contents(cwd)
+    assert before
+    words = [SCRIPTS / name, f"--text={cwd.parent / 'text'}", "--steps=4"]
+    if name == "train_mpi.py":
+        said = said_by_mpi_in([cwd, other], *words)
+    else:
+        said = said_on_two_nodes([cwd, other], *words, ranks=ranks)
+    assert_refused(said)
+    assert contents(cwd) == before and contents(other) == {}
+
+
+@pytest.mark.extended
+def test_a_trainer_of_transformers_on_nodes_that_share_no_folder_takes_no_step(tmp_path):
+    nodes = [tmp_path / "0", tmp_path / "1"]
+    for node in nodes:
+        node.mkdir()
+    words = [SCRIPTS / "trainer.py", "--output_dir=out", "--max_steps=2", "--logging_steps=1"]
+    words += ["--report_to=none", "--disable_tqdm=true", "--use_cpu", "--ddp_backend=gloo"]
+    assert_refused(said_on_two_nodes(nodes, *words))
+    assert [contents(node) for node in nodes] == [{}, {}]
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def assert_refused(said: str) -> None:
+    assert "does not see what rank 0 writes beside" in said, said
+    assert "choose a folder that all nodes share" in said
+    assert "loss" not in said
+
+
+def said_by_mpi_in(folders: list[Path], *words) -> str:
+    """What one rank in each folder prints; they fail."""
+    first, second = (["-n", 1, "-wdir", folder, sys.executable, *words] for folder in folders)
+    done = start(Path(sys.executable).with_name("mpiexec"), *first, ":", *second, cwd=folders[0])
+    assert done.returncode
+    return done.stdout + done.stderr
 
 
 @pytest.mark.slurm

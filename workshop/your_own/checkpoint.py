@@ -3,6 +3,7 @@
 import os
 
 import torch
+from shared_folder import check_shared, gather
 
 
 def save(path, model, optimizer, steps):
@@ -12,9 +13,11 @@ def save(path, model, optimizer, steps):
         os.replace(f"{path}.part", path)  # killed here, it leaves the old file or the new one, whole
 
 
-def load(path, model, optimizer):
+def load(path, model, optimizer, gather=gather):
     """The number of steps that the checkpoint has seen, 0 without one."""
-    if not os.path.exists(path):
+    check_shared(path, gather)
+    exists = gather(os.path.exists(path))[0]  # rank 0 looks, and all follow
+    if not exists:
         return 0
     saved = torch.load(path, map_location="cpu")  # both copy it to where their tensors are
     model.load_state_dict(saved["model"])

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from megatron.core import dist_checkpointing
+from shared_folder import check_shared, gather
 
 #: Of the optimizer's slices: one that any grid can read.
 FORMAT = {"distrib_optim_sharding_type": "fully_reshardable"}
@@ -20,7 +21,9 @@ def save(path, model, optimizer, steps):
 
 
 def load(path, model, optimizer):
-    whole = sorted(Path(path).glob("*/metadata.json"))  # written last
+    check_shared(path)  # else its slices would lie on several disks
+    # Metadata are written last. Rank 0 looks, and all follow.
+    whole = gather(sorted(Path(path).glob("*/metadata.json")))[0]
     if not whole:
         return 0
     optimizer.step()  # makes its states: the gradients are zero, and all that it changes is read anew

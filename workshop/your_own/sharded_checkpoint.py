@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch.distributed.checkpoint as dcp
+from shared_folder import check_shared, gather
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)  # works also where ranks optimize different parameters
@@ -14,7 +15,9 @@ def save(path, model, optimizer, steps):
 
 
 def load(path, model, optimizer):
-    whole = sorted(Path(path).glob("*/.metadata"))  # written last
+    check_shared(path)  # else its slices would lie on several disks
+    # Metadata are written last. Rank 0 looks, and all follow.
+    whole = gather(sorted(Path(path).glob("*/.metadata")))[0]
     if not whole:
         return 0
     weights, moments = get_state_dict(model, optimizer, options=FLAT)

@@ -16,8 +16,9 @@ from checkpoint import load, save
 from model import GPT, TEXT, loss_of, read_windows
 from torch.nn.parallel import DistributedDataParallel
 
-# torchrun tells each process who it is, in RANK and WORLD_SIZE; without them it is rank 0 of 1.
-rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+# torchrun tells each process who it is, in RANK and WORLD_SIZE; without RANK it is rank 0 of 1.
+rank = int(os.environ.get("RANK", 0))
+world_size = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else 1
 device = torch.device("cpu")
 if torch.cuda.is_available():  # the n-th rank of a node has its n-th GPU, or the only one that it sees
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())

@@ -31,7 +31,7 @@ def main(args):
     torch.manual_seed(0)
     model = GPT().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    first = load(args.save, model, optimizer)
+    first = load(args.save, model, optimizer, world.allgather)
     windows = world.bcast(read_windows(args.text) if rank == 0 else None)  # any object, pickled
     for weight in model.parameters():
         world.Bcast(weight.detach().numpy())  # a buffer of numbers; with equal seeds not needed

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from held import held_bytes
 from model import GPT, TEXT, loss_of, read_windows
+from shared_folder import check_shared
 
 if not torch.cuda.is_available():
     from aiscale import without_gpu
@@ -21,8 +22,9 @@ if not torch.cuda.is_available():
     without_gpu.prepare_deepspeed()
 import deepspeed
 
-# torchrun tells each process who it is, in RANK and WORLD_SIZE; without them it is rank 0 of 1.
-rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+# torchrun tells each process who it is, in RANK and WORLD_SIZE; without RANK it is rank 0 of 1.
+rank = int(os.environ.get("RANK", 0))
+world_size = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else 1
 device = torch.device("cpu")
 if torch.cuda.is_available():  # the n-th rank of a node has its n-th GPU, or the only one that it sees
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
@@ -46,6 +48,7 @@ def main(args):
     settings = json.load(args.config)
     settings |= {"train_batch_size": args.batch, "train_micro_batch_size_per_gpu": args.micro_batch}
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+    check_shared(args.save)
     folder, saved = engine.load_checkpoint(args.save)
     first = saved["steps"] if folder else 0
     windows = read_windows(args.text)

@@ -11,10 +11,12 @@ import time
 
 import torch
 from model import TEXT, read_windows
+from shared_folder import check_shared
 from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments
 
 if __name__ == "__main__":
     (args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+    check_shared(args.output_dir)
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=256, n_positions=64, n_embd=64, n_layer=2, n_head=4))
     windows = [{"input_ids": window[:-1], "labels": window[:-1]} for window in read_windows(TEXT)]

@@ -14,9 +14,11 @@ import dataclasses
 import json
 import os
 import pkgutil
+import secrets
 import shutil
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,11 +32,49 @@ FORMAT_VERSION = 1
 #: format -> "module:function" that reads its weights: function(folder) -> {GPT's name: tensor}
 READERS = {"deepspeed": "aiscale.parallel.zero:weights", "megatron": "aiscale.parallel.megatron:weights"}
 NOTE = "aiscale.json"  #: written last
+SEEN_WITHIN_S = 5  #: a file system of many nodes may show a new file late
 _OTHER = "it is of another model or optimizer: give this run the settings of that one"
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint cannot be read or written; the message is one line that says what to do."""
+
+
+def check_shared(folder: str | Path, world: World) -> None:
+    """Raise CheckpointError on all ranks unless each sees a file that rank 0 writes beside `folder`: every node may
+    have a folder of that name on its own disk. All ranks call it."""
+    marker = world.from_rank0(lambda: _marked(Path(folder)))
+    try:
+        _all_see([marker], world)
+    finally:
+        if world.is_main:
+            marker.unlink()
+
+
+def _marked(folder: Path) -> Path:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    marker = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}")
+    marker.touch()
+    return marker
+
+
+def _all_see(paths: Iterable[Path], world: World) -> None:
+    unseen = world.gather(_unseen(paths))
+    for rank, path in enumerate(unseen):
+        if path:
+            where = f"rank {rank} does not see {path}, which another rank wrote"
+            raise alike(CheckpointError(f"{where}: choose a folder that all nodes share (--runs-dir)"))
+
+
+def _unseen(paths: Iterable[Path]) -> str:
+    """The first path that does not appear in time; empty if all do."""
+    deadline = time.monotonic() + SEEN_WITHIN_S
+    for path in paths:
+        while not path.exists():
+            if time.monotonic() > deadline:
+                return str(path)
+            time.sleep(0.05)
+    return ""
 
 
 def save(engine, folder: str | Path, *, step: int, keep: int = 2) -> Path:
@@ -50,7 +90,10 @@ def save(engine, folder: str | Path, *, step: int, keep: int = 2) -> Path:
             else:
                 engine.write(partial)
         world.barrier()  # all ranks have finished their files
-        mine = integrity.files(partial)[world.rank :: world.size]
+        # A rank that does not share the folder sees its own files only.
+        names = sorted(set().union(*world.gather(integrity.files(partial))))
+        _all_see([partial / name for name in names], world)
+        mine = names[world.rank :: world.size]
         prints = world.gather(world.together(lambda: integrity.fingerprints(partial, mine)))
         files = {name: print_ for part in prints for name, print_ in part.items()}
         note = {**_note(engine, step), "files": files}

@@ -63,8 +63,8 @@ def fit(
     """Train `run` on the ranks of `world` (default: those that `connect` finds); results go to runs_dir/NAME.
 
     `resume` continues exactly from its newest checkpoint. `note_saved`: a file that gets the path of each completed
-    checkpoint. `first` is called on every rank when all have connected. Raises ConfigError, ConnectError,
-    RunFolderError or TrainingError with one line.
+    checkpoint. `first` is called on every rank when all have connected. Raises CheckpointError, ConfigError,
+    ConnectError, RunFolderError or TrainingError with one line.
     """
     own_world = world is None
     # The watchdog must time out before the backend: it knows which rank is missing.
@@ -108,6 +108,7 @@ class _Training:
         world.from_rank0(lambda: Records.check(self.path, run, **options))
         self.engine = build(run, world)
         try:
+            checkpoint.check_shared(self.path, world)
             world.from_rank0(lambda: self._claim_folder(overwrite))
             self.first_step = self._resume() if resume else 0
             flops = cost.flops_per_token(run.model, loop.seq_len)
