@@ -138,6 +138,28 @@ def test_hints_come_one_by_one_and_then_the_solution(workshop, answer, capsys):
     assert (kept["state"], kept["tries"], kept["hints"], kept["solution"]) == ("right", 4, 2, True)
 
 
+def test_each_failing_try_shows_the_hint_that_was_promised(workshop, answer, capsys, monkeypatch):
+    def said(**how):
+        check("09.1", **how)
+        return capsys.readouterr().out
+
+    answer(lambda x: x)
+    assert "Another try shows hint 2" in said(hint=1)
+    assert "Hint 2 of 2" in said(), "the same answer is a try as well"
+    (workshop.parent / "progress/09_twice.json").unlink()
+    monkeypatch.setattr(progress, "write", lambda *_: (_ for _ in ()).throw(PermissionError()))
+    monkeypatch.setattr(progress, "_unwritten", {})
+    assert "Another try shows hint 1" in said()
+    assert "Hint 1 of 2" in said(), "the folder cannot be written"
+    answer(lambda x: 2 * x)
+    assert "right" in said()
+    answer(lambda x: x)
+    for _ in range(2):
+        once_right = said()
+        assert "Another try" not in once_right
+        assert 'check("09.1", hint=2) shows hint 2' in once_right
+
+
 def test_the_card_counts_what_is_done_and_which_predictions_held(workshop, answer, capsys):
     progress.save("predictions", "bytes", {"grade": "close"}, "09_twice")
     progress.save("predictions", "seconds", {"grade": "off"}, "09_twice")

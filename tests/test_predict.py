@@ -30,11 +30,17 @@ def kept(tmp_path, monkeypatch):
         (100, 801, "bytes", "off by a factor of 8.01. A 64-bit number has 8 bytes"),
         (100, 300, "", "off by a factor of 3. The other ranks send too"),
         (5, 0, "", "measured 0: off"),
+        (0.1, 0.2, "s", "off by a factor of 2"),
+        (1, 2, "s", "off by a factor of 2"),
+        (0.75, 1.5, "", "off by a factor of 2"),
+        (4, 2.0, "", "off by a factor of 2"),
     ],
 )  # fmt: skip
 def test_a_number_is_compared_in_its_unit_and_the_factor_is_explained(capsys, guess, measured, unit, said):
     verdict = predict("n", guess, unit=unit).against(measured, hints={3: "the other ranks send too"})
     assert said in verdict.text and f"n: {verdict.text}" in capsys.readouterr().out
+    if unit == "s" or isinstance(measured, float):
+        assert verdict.text.endswith(said), "halves and directions are counted, not timed"
 
 
 def test_a_choice_is_made_by_its_number_or_its_text(capsys):

@@ -161,24 +161,22 @@ def half_a_ring(ring_all_gather):
             x.chunk(n)[rank].copy_(own[rank])
         found, notes = watched(ring_all_gather, xs)
         everything = torch.cat(own)
-        for rank in range(n):
-            chunks = range(n)
-            missing = [c for c in chunks if torch.equal(found[rank].chunk(n)[c], junk.chunk(n)[c])]
-            require(
-                not missing, f"rank {rank} never gets chunk {', '.join(map(str, missing))}: how many steps are needed?"
-            )
+        chunks, steps = range(n), counts(notes, "send")
+        for rank in range(n):  # a chunk in another's place first: its own place is then empty too
             for c in chunks:
                 mine = found[rank].chunk(n)[c]
-                taken = [k for k in chunks if k != c and torch.equal(mine, own[k])]
+                taken = next((k for k in chunks if k != c and torch.equal(mine, own[k])), None)
                 require(
-                    not taken,
-                    f"on rank {rank}, chunk {c} holds what belongs in chunk {taken}: off by {(taken or [c])[0] - c}",
+                    taken is None,
+                    f"on rank {rank}, chunk {c} holds what belongs in chunk {taken}: off by {(taken or 0) - c}",
                 )
+        for rank in range(n):
+            missing = [c for c in chunks if torch.equal(found[rank].chunk(n)[c], junk.chunk(n)[c])]
+            never = f"rank {rank} never gets chunk {', '.join(map(str, missing))}"
+            require(not missing or steps[rank] >= n - 1, f"{never}: how many steps are needed?")
+            require(not missing, f"{never}: does each step send what came in the step before?")
         same_on_ranks(found, [everything] * n, "x")
-        steps, peers = (
-            counts(notes, "send"),
-            {(peer - r) % n for r, own in enumerate(notes) for k, peer in own if k == "send"},
-        )
+        peers = {(peer - r) % n for r, own in enumerate(notes) for k, peer in own if k == "send"}
         require(steps == [n - 1] * n, f"x is right, but the ranks send {steps} messages: {n - 1} each would do")
         require(
             len(peers) == 1, "x is right, but a rank sends to several ranks: in a ring it sends to the next one only"
@@ -196,8 +194,14 @@ _RIGHT = {"steps": "world_size - 1", "send": "(rank - step)", "receive": "(rank 
 half_a_ring.refuses("one step too few", "how many steps", _RING.format(**_RIGHT | {"steps": "world_size - 2"}))
 half_a_ring.refuses("one step too many", "would do", _RING.format(**_RIGHT | {"steps": "world_size"}))
 half_a_ring.refuses("own chunk in every step", "what belongs in", _RING.format(**_RIGHT | {"send": "rank"}))
-half_a_ring.refuses("received into the wrong place", "rank", _RING.format(**_RIGHT | {"receive": "(rank - step)"}))
-half_a_ring.refuses("chunks of the other direction", "rank", _RING.format(**_RIGHT | {"to": "-1"}))
+_TURNED = {  # what is received in a place of another chunk, in all steps that are needed
+    "received into the wrong place": {"receive": "(rank - step)"},
+    "received one place ahead": {"receive": "(rank - step + 1)"},
+    "chunks of the other direction": {"to": "-1"},
+    "chunks counted the other way": {"send": "(rank + step)", "receive": "(rank + step + 1)"},
+}
+for name, changed in _TURNED.items():
+    half_a_ring.refuses(name, "what belongs in", _RING.format(**_RIGHT | changed))
 half_a_ring.refuses(
     "an all_gather",
     "only send and recv",

@@ -54,6 +54,6 @@ def _refuse(file: Path, theirs: Tokenizer, ours: Tokenizer, name: str, differenc
     raise ConfigError(
         f"{file} ({theirs.vocab_size} tokens) is not the run's {ours.kind} tokenizer "
         f"({ours.vocab_size} tokens): {difference}; pretrained weights need their own: run "
-        f"`aiscale data prepare {name} --tokenizer {file} --out FOLDER`, then set data.corpus=FOLDER and "
-        f"data.tokenizer={theirs.kind}"
+        f"`aiscale data prepare {name} --tokenizer {file} --out FOLDER`, then set "
+        f"data.corpus=FOLDER and data.tokenizer={theirs.kind}"
     )

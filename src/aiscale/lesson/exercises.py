@@ -35,8 +35,8 @@ def check(id: str, *, hint: int = 0, solution: bool = False) -> Graded | None:
         progress.show(f"{id}: {verdict.text}", None, check=id, state="empty")
         return verdict
     tried(entry, verdict.state)
-    if entry["state"] != "right" and entry["tries"] > 1:  # each failing try after the first shows one more hint
-        entry["hints"] = min(max(entry["hints"], entry["tries"] - 1), len(task.hints))
+    if entry["state"] != "right" and (entry["tries"] > 1 or entry["hints"]):  # as the ladder says
+        entry["hints"] = min(entry["hints"] + 1, len(task.hints))
     line = f"✓ {verdict.text}" if verdict.state == "right" else f"not yet: {verdict.text}{_ladder(task, entry)}"
     progress.show(f"{id}: {line}", "exact" if verdict.state == "right" else "off", check=id, state=verdict.state)
     progress.save("exercises", id, entry, lesson)
@@ -58,7 +58,11 @@ def _ladder(task: Exercise, entry: dict) -> str:
     shown, steps = entry["hints"], len(task.hints)
     lines = [f"Hint {number} of {steps}: {text}" for number, text in enumerate(task.hints[:shown], 1)]
     if shown < steps:
-        lines.append(f'Another try shows hint {shown + 1}, and so does check("{task.id}", hint={shown + 1}).')
+        asked = f'check("{task.id}", hint={shown + 1})'
+        if entry["state"] == "right":  # of an earlier try: later ones do not count
+            lines.append(f"{asked} shows hint {shown + 1}.")
+        else:
+            lines.append(f"Another try shows hint {shown + 1}, and so does {asked}.")
     else:
         lines.append(f'That was the last hint. check("{task.id}", solution=True) shows a solution.')
     return "\n" + "\n".join(lines)

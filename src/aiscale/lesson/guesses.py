@@ -21,8 +21,8 @@ from aiscale.lesson.notebook import LessonError
 from aiscale.lesson.progress import Shown, save, shell, show, show_table
 
 MiB = 2**20
-#: measured / guess: what was probably missed, for any unit and for bytes.
-_HINTS = {2: "Do both directions, or both halves, count?", 0.5: "Is something counted twice?"}
+#: measured / guess: what was probably missed, for bytes and counts, and for bytes alone.
+_COUNT_HINTS = {2: "Do both directions, or both halves, count?", 0.5: "Is something counted twice?"}
 _BYTE_HINTS = {4: "A 32-bit number has 4 bytes", 8: "A 64-bit number has 8 bytes", 1 / 8: "Bytes or bits?"}
 
 Names = str | Sequence[str]  #: one word that is numbered, or a name for each
@@ -90,7 +90,11 @@ class Guess(Shown):
         ratio = guess / measured
         factor = max(ratio, 1 / ratio)
         grade = "close" if factor <= self.within else "near" if factor <= 2 else "off"
-        hints = {**_HINTS, **(_BYTE_HINTS if self.unit == "bytes" else {}), **self.hints}
+        hints = dict(self.hints)
+        if self.unit == "bytes":
+            hints = _COUNT_HINTS | _BYTE_HINTS | hints
+        elif isinstance(measured, int) and self.unit not in ("s", "%", "times"):
+            hints = _COUNT_HINTS | hints
         hint = next((text for key, text in hints.items() if abs(1 / ratio / key - 1) <= 0.02), "")
         what = f"within a factor of {self.within:g}" if grade == "close" else f"off by a factor of {factor:.3g}"
         what += f". {hint[0].upper()}{hint[1:]}" if hint else ""

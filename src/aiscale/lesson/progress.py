@@ -24,6 +24,7 @@ from aiscale.config import write_whole
 _HERE = Path.cwd()  # now: a lesson may change its folder
 _CHECKOUT = next((tree for tree in _HERE.parents if (tree / "workshop" / "exercises").is_dir()), _HERE)
 _FOLDER = Path(os.environ.get("AISCALE_PROGRESS") or _CHECKOUT / "progress").absolute()
+_unwritten: dict[str, dict] = {}  #: by lesson, what a folder that cannot be written does not keep
 _COLORS = {"exact": "#1b7a41", "close": "#1b7a41", "near": "#b98900", "off": "#b3261e", None: "#8a94a3"}
 
 
@@ -67,18 +68,24 @@ def show_table(title: str, table: Sequence[Sequence[str]], note: str = "") -> No
 
 def load(kind: str, lesson: str) -> dict[str, dict]:
     """What is kept of a lesson: its "predictions", or its "exercises"."""
+    if lesson in _unwritten:
+        return dict(_unwritten[lesson][kind])
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return dict(json.loads((_FOLDER / f"{lesson}.json").read_text())[kind])
     return {}
 
 
 def save(kind: str, name: str, entry: dict, lesson: str = "") -> None:
-    """Keep one entry, replacing an earlier one of this name; a folder that cannot be written disturbs nobody."""
+    """Keep one entry, replacing an earlier one of this name; in this process alone while the folder
+    cannot be written."""
     lesson = lesson or Path(os.environ.get("JPY_SESSION_NAME") or "notebook").stem  # set by Jupyter's server
     entries = _both(lesson)
     entries[kind][name] = {**entry, "at": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())}
-    with contextlib.suppress(OSError):
+    try:
         write(f"{lesson}.json", entries)
+        _unwritten.pop(lesson, None)
+    except OSError:
+        _unwritten[lesson] = entries
 
 
 def write(name: str, tree: dict) -> Path:
