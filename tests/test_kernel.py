@@ -13,6 +13,7 @@ import pytest
 from traitlets.config import Config
 
 from aiscale import cli
+from aiscale.hpc import sites
 from aiscale.hpc.kernel import install, start_script
 from aiscale.hpc.sites import names, site
 from ranks import wait_until
@@ -62,6 +63,17 @@ def test_a_kernel_brings_variables_into_notebooks(home):
         [start, "-c", "import os; print(os.environ['SBATCH_ACCOUNT'], os.environ['A_FEW'])"], capture_output=True
     )
     assert shown.stdout == b"abc123 it's 1=1\n"
+
+
+def test_a_kernel_of_a_site_of_ones_own_names_its_profile_to_cluster_start(home):
+    text = Path(sites.__file__).with_name("generic.toml").read_text()
+    (home / "it's mine.toml").write_text(text.replace('name = "generic"', 'name = "mine"'))
+    assert cli.main(["kernel", "install", "--site", "it's mine.toml"]) == 0
+    start = home / "data/kernels/aiscale-mine/start.sh"
+    code = "from aiscale.hpc.sites import here; import os; print(here().name, os.environ['AISCALE_SITE'])"
+    elsewhere = home / "data"  # a notebook may lie in another folder than the profile
+    shown = subprocess.run([start, "-c", code], capture_output=True, text=True, cwd=elsewhere)
+    assert shown.stdout == f"mine {home}/it's mine.toml\n", shown.stderr
 
 
 def test_an_interrupt_reaches_python_through_the_start_script(home):
