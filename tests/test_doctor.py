@@ -4,10 +4,12 @@ import contextlib
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
-from aiscale.hpc.doctor import Finding, alike, check_ranks, settings
+from aiscale.hpc.doctor import GIB, Finding, _resources, alike, check_ranks, settings
 from aiscale.verify.cases import find_mpiexec
 from ranks import aiscale
 
@@ -86,6 +88,14 @@ def test_what_decides_about_the_network_and_binding_is_printed():
     env = {"NCCL_NET": "OFI", "FI_MR_CACHE_MONITOR": "kdreg2", "HOME": "/x", "LOADEDMODULES": "rocm/7.1.1:rccl/1"}
     variables, modules = settings(env)
     assert variables.text == "FI_MR_CACHE_MONITOR=kdreg2 NCCL_NET=OFI" and modules.text == "rocm/7.1.1 rccl/1"
+
+
+@pytest.mark.parametrize(("available_gib", "state"), [(2, "warning"), (3, "ok")])
+def test_memory_is_judged_by_what_is_free_not_by_what_there_is(available_gib, state, monkeypatch):
+    memory = SimpleNamespace(total=64 * GIB, available=available_gib * GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    (finding,) = [finding for finding in _resources() if finding.name == "memory"]
+    assert finding.state == state and finding.text == f"{available_gib}.0 of 64 GiB free"
 
 
 def test_findings_shared_by_nodes_are_reported_once():

@@ -13,6 +13,7 @@ import pytest
 from traitlets.config import Config
 
 from aiscale import cli
+from aiscale.hpc import sites
 from aiscale.hpc.kernel import install, start_script
 from aiscale.hpc.sites import names, site
 from ranks import wait_until
@@ -73,6 +74,17 @@ def test_nobody_else_can_read_the_variables_of_a_kernel(home, capsys):
     shared = str(home / "class")
     assert cli.main(["kernel", "install", "--site", "none", "--env", "TOKEN=secret", "--prefix", shared]) == 0
     assert f"All who can read {shared} can read TOKEN." in capsys.readouterr().err
+
+
+def test_a_kernel_of_a_site_of_ones_own_names_its_profile_to_cluster_start(home):
+    text = Path(sites.__file__).with_name("generic.toml").read_text()
+    (home / "it's mine.toml").write_text(text.replace('name = "generic"', 'name = "mine"'))
+    assert cli.main(["kernel", "install", "--site", "it's mine.toml"]) == 0
+    start = home / "data/kernels/aiscale-mine/start.sh"
+    code = "from aiscale.hpc.sites import here; import os; print(here().name, os.environ['AISCALE_SITE'])"
+    elsewhere = home / "data"  # a notebook may lie in another folder than the profile
+    shown = subprocess.run([start, "-c", code], capture_output=True, text=True, cwd=elsewhere)
+    assert shown.stdout == f"mine {home}/it's mine.toml\n", shown.stderr
 
 
 def test_an_interrupt_reaches_python_through_the_start_script(home):

@@ -24,6 +24,7 @@ from aiscale.config import HFModelConfig, ModelConfig
 from aiscale.hpc.launchers import LESSONS, SHIPPED, drift, render_all
 from aiscale.hpc.launchers.render import fits, place_for
 from aiscale.hpc.sites import load, names, site
+from aiscale.machines import find_machine
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "launchers"
@@ -212,6 +213,23 @@ def test_a_notebook_has_cores_of_a_node_without_gpus_and_costs_no_whole_node(nam
     assert cpus / whole * place.node.cores == cores and "gpus-per-node" not in asked
     assert f"0.5 node-hours (charged: {charge})" in " ".join(text.split()), "of half an hour"
     assert set(place.scheduler.required) <= set(asked) and asked["account"] in ("m1234", "project_465000000")
+
+
+def test_perlmutters_page_and_profile_count_its_nodes_as_the_catalogue_does():
+    page = (FOLDER / "perlmutter/README.md").read_text()
+    told = re.search(r"([\d,]+) nodes have GPUs of 80 GB .*?, ([\d,]+) of 40 GB", page).groups()
+    profile = re.findall(r"(?<!\w)[\d,]*\d", site("perlmutter").scheduler.features["hbm80g"])
+    there = [f"{find_machine(name).nodes:,}" for name in ("perlmutter-80gb", "perlmutter")]
+    assert list(told) == there and profile == [there[0], "80", there[1], "40"]
+
+
+@pytest.mark.parametrize("name", names())
+def test_threads_of_all_ranks_fit_into_the_cores_that_a_job_has_of_a_node(name):
+    jobs = {file: text for file, text in render_all(site(name)).items() if not file.endswith(".sh")}
+    for file, text in jobs.items():
+        node = place_for(LESSONS[Path(file).stem], site(name)).node
+        (threads,) = re.findall(r"OMP_NUM_THREADS=(\d+)", text)
+        assert 1 <= int(threads) * node.ranks_per_node <= node.cores, file
 
 
 # What they start ------------------------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@
 #   bash /path/to/class/aiscale/workshop/join_class.sh
 #
 # It makes a folder of your own, with copies of lessons and exercises, a link to the class's corpora, and class.sh for
-# terminals (`source class.sh`); and a Jupyter kernel, which brings the same variables into notebooks. Run again, it adds
-# what is new and leaves what you have changed.
+# terminals (`source class.sh`); and a Jupyter kernel, which brings the same variables into notebooks, and SHARE, which
+# launchers in a terminal must not get. Run again, it adds what is new and leaves what you have changed.
 
 # EDIT: the instructor, once, in the shared copy. Where a line keeps ${NAME:-...}, a participant's own NAME wins -----
 SITE="${AISCALE_SITE:-frontier}"                    # frontier, perlmutter, lumi, odo, or a profile of your own (.toml)
@@ -14,7 +14,7 @@ ACCOUNT="${SBATCH_ACCOUNT:-}"                       # which pays for the class; 
 RESERVATION="${SBATCH_RESERVATION:-}"               # nodes set aside for it, if any
 MINUTES=30                                          # of a participant's job
 CORPORA="${AISCALE_CORPORA:-}"                      # a folder with what `aiscale data prepare` made, if any
-SHARE="${AISCALE_SHARE:-}"                          # SBATCH_QOS=NAME SBATCH_CONSTRAINT=NAME, where jobs share nodes
+SHARE="${AISCALE_SHARE:-}"                          # of notebooks: SBATCH_QOS=NAME SBATCH_CONSTRAINT=NAME, if nodes are shared
 # --------------------------------------------------------------------------------------------------------------------
 
 set -euo pipefail
@@ -52,13 +52,13 @@ if [ -n "$CORPORA" ]; then ln -sfn "$CORPORA" corpora; fi
 variables=("AISCALE_SITE=$SITE" "AISCALE_ENVIRONMENT=$ENVIRONMENT" "AISCALE_ENGINES=$engines" "SBATCH_ACCOUNT=$ACCOUNT"
   "SBATCH_TIMELIMIT=$MINUTES" "AISCALE_RUNS=$mine/runs" "AISCALE_CACHE=$mine/cache")
 if [ -n "$RESERVATION" ]; then variables+=("SBATCH_RESERVATION=$RESERVATION"); fi
-read -ra share <<< "$SHARE"
-variables+=("${share[@]}")
 {
   for each in "${variables[@]}"; do printf 'export %q\n' "$each"; done
   # shellcheck disable=SC2016  # for the shell that sources it
   echo 'export PATH="$AISCALE_ENVIRONMENT/bin:$PATH"'
 } > class.sh
+read -ra share <<< "$SHARE"
+variables+=("${share[@]}") # for cluster.start, whose ranks need a part of a node
 "${python[@]}" -m aiscale kernel install --site "$SITE" --environment "$ENVIRONMENT" --name aiscale-class \
   --display-name "aiscale, class" "${variables[@]/#/--env=}" > /dev/null
 echo "$mine: $new new files. In JupyterLab open it and choose the kernel 'aiscale, class'; in a terminal: source class.sh"

@@ -1,0 +1,86 @@
+"""Every shell variable that a launcher or a script of ours reads is set in it, or by the shell or Slurm.
+
+shellcheck finds the same and more, but not every machine has it.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from aiscale.hpc.kernel import start_script
+from aiscale.hpc.launchers import render_all
+from aiscale.hpc.sites import names, site
+
+ROOT = Path(__file__).parents[1]
+SHELL = "HOME HOSTNAME LINENO PATH PWD SECONDS BASH_SOURCE USER TMPDIR DISPLAY"
+SLURM = (
+    "SLURM_SUBMIT_DIR SLURM_JOB_ID SLURM_JOB_NAME SLURM_JOB_NODELIST SLURM_JOB_QOS SLURM_NNODES "
+    "SLURM_NTASKS SLURM_PROCID SLURM_LOCALID SLURM_RESTART_COUNT"
+)
+PBS = "PBS_O_WORKDIR PBS_NODEFILE PALS_RANKID PALS_LOCAL_RANKID PMI_RANK PMI_LOCAL_RANK"
+SITES = "LD_LIBRARY_PATH CRAY_LD_LIBRARY_PATH NCCL_NET SCRATCH MEMBERWORK"
+#: What users may set; the pages name each.
+OURS = (
+    "AISCALE_ENVIRONMENT AISCALE_RUNS AISCALE_CORPUS AISCALE_ENGINES AISCALE_SIF AISCALE_CHAIN "
+    "AISCALE_RANKS AISCALE_FOLDER AISCALE_SOURCE AISCALE_TORCH_INDEX AISCALE_SITE AISCALE_CORPORA "
+    "AISCALE_SHARE AISCALE_CLASS CHAIN RESTARTS SBATCH_ACCOUNT SBATCH_RESERVATION "
+    "PYTORCH_INDEX PIP_NO_INDEX MPI"
+)
+KNOWN = set(" ".join([SHELL, SLURM, PBS, SITES, OURS]).split())
+#: of a launcher, and of `aiscale.hpc.job`, for the functions that a launcher takes from it
+LAUNCHERS = {"ENVIRONMENT", "RUNS", "python", "job_cpus", "job_unchained"}
+
+
+def without_comments(text: str) -> str:
+    return re.sub(r"(?m)(^|\s)#.*$", "", text)
+
+
+def unset(text: str) -> set[str]:
+    """The variables that a script reads and does not set."""
+    text = without_comments(text)
+    read = set(re.findall(r"(?<!\\)\$\{?[!#]?([A-Za-z_]\w*)", text))
+    for words in re.findall(r"(?m)(?:^|;|then|else) *export ([^;\n]+)", text):
+        read |= set(re.findall(r"(?<![\w\"'$={,/.-])([A-Za-z_]\w*)(?=\s|$)", words))
+    made = set(re.findall(r"(?<![\w$])([A-Za-z_]\w*)(?:\[[^]]*\])?[+:]?=", text))
+    made |= set(re.findall(r"\bfor (?:\(\()?([A-Za-z_]\w*)", text))
+    for words in re.findall(r"\b(?:read|local)((?: +-?\w+)+)", text):
+        made |= set(words.split())
+    return read - made
+
+
+def scripts() -> dict[str, str]:
+    done = subprocess.run(["git", "ls-files", "*.sh"], cwd=ROOT, capture_output=True, text=True)
+    # a rehearsal's play Slurm, whose daemons set more
+    paths = [path for path in done.stdout.split() if "rehearsal" not in path]
+    return {path: (ROOT / path).read_text() for path in paths}
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_launcher_reads_no_variable_that_nobody_sets(name):
+    for file, text in render_all(site(name)).items():
+        assert unset(text) - KNOWN == set(), file
+
+
+@pytest.mark.parametrize("name", [*names(), None])
+def test_the_start_of_a_kernel_reads_no_variable_that_nobody_sets(name, tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").touch()
+    text = start_script("mine", tmp_path, site(name) if name else None, "", {})
+    assert unset(text) - KNOWN == set()
+
+
+def test_a_script_reads_no_variable_that_nobody_sets():
+    left = {file: unset(text) - KNOWN - LAUNCHERS for file, text in scripts().items()}
+    assert {file: names for file, names in left.items() if names} == {}
+
+
+@pytest.mark.parametrize("file", ["frontier/ddp.sbatch", "perlmutter/engines.sbatch"])
+def test_each_misspelt_variable_is_found(file):
+    text = without_comments((ROOT / "launchers" / file).read_text())
+    for name in sorted(set(re.findall(r"\$\{?([A-Z]\w+)", text))):
+        wrong = re.sub(rf"(\$\{{?){name}\b", rf"\g<1>{name}_", text)
+        assert f"{name}_" in unset(wrong) - KNOWN, name
