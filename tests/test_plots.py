@@ -67,6 +67,8 @@ def test_latency_and_bandwidth_match_the_points_and_the_link():
     assert lines(right, "measured")[0][-1] == pytest.approx([SIZES[2], sent])
     x, y = lines(left, "predicted")[0][-1]
     assert y == pytest.approx(LINK.seconds("all_reduce", x, 4))
+    (legend,) = left.figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["measured", "fitted"]
 
 
 def test_memory_bars_are_as_long_as_the_bytes():

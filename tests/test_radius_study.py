@@ -43,6 +43,19 @@ def test_both_columns_of_time_are_shares_of_the_dense_time_that_is_saved():
     assert script("radius").SAVING_TARGET == 1 - float(radius[2][2]) / float(dense[2])
 
 
+def test_what_lesson_08_says_of_its_search_and_of_the_papers_claims_is_what_is_stored():
+    cases = {(row["case"], row["steps"]): row for row in RESULTS["sweep"]["rows"]}
+    dense, radius, top_k = (
+        cases[case, 2000] for case in ("dense", "radius d 0.4 T 200 sum switch 0.2", "top-k d 0.1 switch 0.2")
+    )
+    assert dense["best_at_edge"] and radius["best_at_edge"] and dense["lr"] == radius["lr"]
+    assert top_k["val_ppl"]["mean"] / dense["val_ppl"]["mean"] == pytest.approx(1.01, abs=0.005)
+    pair = published.measured("radius_pair")
+    kept = [share for _, share in pair["mask_kept"]]
+    assert (round(min(kept), 2), round(max(kept), 2)) == (0.12, 0.22)
+    assert max(kept) < pair["mask_kept_by_chance"] == 0.4
+
+
 def test_one_page_draws_published_and_stored_in_four_panels():
     axes = radius_plots.page(RESULTS, times=[(0.4, 0.8)], perplexities=[(0.41, -0.1), (0.1, 4.9)], share=0.5)
     assert axes.shape == (2, 2)

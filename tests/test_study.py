@@ -162,5 +162,10 @@ def test_the_stored_study_says_of_itself_what_its_cells_say():
     stored = published.measured("study")
     near = [cell["within_10_pct"] for cell in stored["cells"] if "ratio" in cell and cell["cell"] != "base"]
     assert (stored["within_10_pct"], stored["of"]) == (sum(near), len(near))
+    now = read_study("laptop")
+    names = {now.label(cell).lower() for cell in (now.base, *now.cells)}
+    assert {cell["cell"] for cell in stored["cells"] if "ratio" in cell} <= names, "a row that no study has any more"
+    bf16 = next(cell for cell in stored["cells"] if cell["cell"] == "precision bf16")
+    assert [round(ratio["median"], 2) for ratio in bf16["ratio"]] == [0.96, 1.10]  # lesson 10 says so
     for facts in stored["machines"]:
         assert re.search(r"\d cores, torch .*, Python .*, commit \w+.* to 20\d\d-.*, load before a run", facts)

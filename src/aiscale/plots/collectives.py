@@ -149,6 +149,7 @@ def latency_bandwidth(
     style.seconds_axis(left.yaxis)
     right.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     handles = style.kind_handles(["measured", "predicted"])
+    handles[1].set_label("fitted")
     handles[0].set_linestyle("none")  # dots alone: a line between them would draw the noise
     figure.legend(handles=handles, loc="outside upper left", ncols=2)
     return np.array([left, right])
