@@ -5,7 +5,8 @@
 
 Options of transformers' TrainingArguments follow: --max_steps 200 --learning_rate 1e-5. A trial on CPUs with two ranks:
     torchrun --nproc-per-node=2 launchers/hf_trainer.py --model ... --use_cpu --ddp_backend gloo --bf16 false
-There the Trainer takes DDP instead, since accelerate has FSDP on GPUs only; the last line says which it was.
+There the Trainer takes DDP instead, since accelerate has FSDP on GPUs only; the last line says which it was, and where
+the trained model and its tokenizer lie: in --output_dir, runs/hf_trainer by default.
 """
 
 import sys
@@ -43,7 +44,12 @@ if __name__ == "__main__":
     model = AutoModelForCausalLM.from_pretrained(ours.model, local_files_only=True)
     trainer = Trainer(model=model, args=args, train_dataset=windows_of(ours, tokenizer))
     trainer.train()
+    if trainer.is_fsdp_enabled:  # by default it saves slices, and save_model would write no weights
+        trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
+    trainer.save_model()  # all ranks give their slices, rank 0 writes
     if trainer.is_world_process_zero():
-        print(f"trained as {type(trainer.model_wrapped).__name__}")
+        tokenizer.save_pretrained(args.output_dir)
+        folder = Path(args.output_dir).resolve()
+        print(f"trained as {type(trainer.model_wrapped).__name__}, saved in {folder}")
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

@@ -1,17 +1,21 @@
 """Hugging Face models through the same fit: exact sizes, serial losses under every strategy, checkpoints, refusals."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from aiscale import cost
 from aiscale.config import ConfigError, HFModelConfig, Run
-from aiscale.data import prepare_corpus
+from aiscale.data import learn, prepare_corpus
 from aiscale.model.build import build_model, count_parameters
 from aiscale.recipes import recipe
 from aiscale.train import fit, open_trained
-from aiscale.train.export import export
+from aiscale.train.export import export, hugging_face_tokenizer
 from ranks import aiscale, run_ranks
 
 TINY = {"n_layer": 2, "n_head": 4, "d_model": 32, "vocab_size": 67, "max_seq_len": 16}
@@ -135,6 +139,33 @@ def test_an_fsdp_run_of_two_ranks_resumes_in_one_process(tmp_path, serial):
     rest = fit(recipe(TWINS[0]).override(*settings), runs_dir=tmp_path, resume=True, progress=False).losses
     expected = serial(TWINS[0], "optimizer.schedule=constant")
     assert json.loads(done.stdout) + rest == pytest.approx(expected, abs=2e-4)
+
+
+@pytest.mark.extended
+def test_the_script_of_hugging_faces_trainer_saves_what_two_ranks_learned(tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+    (tmp_path / "my_texts").write_text(text := Path(__file__).read_text())
+    tokenizer = hugging_face_tokenizer(learn("bpe", [text], bpe_vocab_size=300))
+    shape = {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 64, "vocab_size": len(tokenizer)}
+    before = GPT2LMHeadModel(GPT2Config(**shape))
+    for part in (tokenizer, before):
+        part.save_pretrained(tmp_path / "before")
+    script = Path(__file__).parents[1] / "launchers/hf_trainer.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += [str(script), "--model=before", "--window=64", "--max_steps=2", "--use_cpu"]
+    command += ["--per_device_train_batch_size=1", "--ddp_backend=gloo", "--bf16=false"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    how = {"cwd": tmp_path, "env": env, "capture_output": True, "text": True, "timeout": 300}
+    done = subprocess.run(command, **how)
+    folder = tmp_path / "runs/hf_trainer"
+    assert done.returncode == 0, done.stderr
+    assert f"trained as DistributedDataParallel, saved in {folder.resolve()}" in done.stdout
+    after = AutoModelForCausalLM.from_pretrained(folder)
+    assert len(AutoTokenizer.from_pretrained(folder)) == len(tokenizer)
+    assert not torch.equal(after.lm_head.weight, before.lm_head.weight)
+    tokens = torch.arange(8)[None]
+    assert torch.isfinite(after(tokens).logits).all()
 
 
 def test_a_trained_model_is_exported_and_transformers_gives_the_same_logits(tmp_path):
