@@ -1,6 +1,11 @@
 """What notebooks import, `predict` and `check`, and what runs notebooks."""
 
+import warnings
+
 from aiscale.lesson.exercises import check
 from aiscale.lesson.guesses import MiB, predict
 from aiscale.lesson.notebook import Header, LessonError, Notebook, notebooks, read
 from aiscale.lesson.runner import Execution, execute
+
+# transformers imports tqdm, which misses ipywidgets in a kernel: no lesson shows such a bar.
+warnings.filterwarnings("ignore", "IProgress not found")
