@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# What waits for a GPU, in parts of at most eight minutes, about 24 together; no GPU has run it yet.
+# What waits for a GPU, the most useful parts first, 12 minutes together; no GPU has run it yet.
 #
-#   benchmarks/gpu_day.sh                       # all parts; those whose JSON is there are done, so it resumes
-#   benchmarks/gpu_day.sh speed trace           # these alone
+#   benchmarks/gpu_day.sh                       # those whose JSON is there are done, so it resumes
+#   benchmarks/gpu_day.sh trace memory study    # these alone; memory and study run only when named
+#   NANOGPT=~/nanoGPT benchmarks/gpu_day.sh     # GPT-2 beside nanoGPT's model.py, which is not here
 #   QUICK=1 OUT=try benchmarks/gpu_day.sh       # tiny sizes on the CPU, to see that everything runs
 #
+# gpt2_SIZE is tokens/s and MFU of our engine, reference_SIZE those of a plain loop over nanoGPT's
+# model or, without NANOGPT, over ours; its JSON says which.
 # It needs one GPU (H100 or H200), Python 3.12 (PYTHON names another), torch 2.11 and no network, in a checkout as it is.
 # A package that the machine lacks comes from wheels/, if that is there. Where there is a network, fill it with
 #   pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_28_x86_64 -d wheels NAME ...
@@ -14,7 +17,10 @@ set -uo pipefail  # no -e: a part that fails stops nothing
 cd "$(dirname "$0")/.." || exit 1
 
 OUT=${OUT:-gpu_day} QUICK=${QUICK:-} PYTHON=${PYTHON:-python3}
-PART_S=480
+declare -A LIMIT_S=( # of the default parts 720 together
+    [gpt2_124M]=100 [reference_124M]=80 [gpt2_355M]=130 [reference_355M]=110
+    [kernels]=90 [radius]=90 [trace]=60 [tests]=60 [memory]=120 [study]=480
+)
 mkdir -p "$OUT" || exit 1
 part_log=$(mktemp) && trap 'rm -f "$part_log"' EXIT
 export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
@@ -38,6 +44,8 @@ END
 
 run() { # PART
     local part=$1 json=$OUT/$1.json started=$SECONDS missing name status
+    export PART_S=${LIMIT_S[$1]:-60}
+    [[ $QUICK ]] && PART_S=480 # a CPU is slow
     if [[ -s $json ]]; then
         echo "$part: $json is there"
         return
@@ -63,7 +71,9 @@ run() { # PART
     { echo "== $part" && cat "$part_log"; } >>"$OUT/gpu_day.log"
 }
 
-[[ $# -gt 0 ]] || set -- speed kernels radius trace memory study tests
+if [[ $# -eq 0 ]]; then
+    set -- gpt2_124M reference_124M gpt2_355M reference_355M kernels radius trace tests
+fi
 for part; do
     run "$part"
 done

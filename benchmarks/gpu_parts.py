@@ -8,12 +8,15 @@
 
 import gc
 import json
+import os
 import re
+import statistics
 import subprocess
 import sys
 import time
 import tomllib
 from collections import Counter
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,12 +26,13 @@ import torch
 from common import machine_facts, paired
 from torch.autograd import DeviceType
 
+from aiscale import cost
 from aiscale.config import write_whole
 from aiscale.cost.compression import is_exempt
 from aiscale.data import Batches
 from aiscale.data.corpus import find_text
 from aiscale.distributed import connect
-from aiscale.meter import allocated_bytes, held_bytes
+from aiscale.meter import Meter, allocated_bytes, held_bytes
 from aiscale.model.build import build_model
 from aiscale.parallel import build
 from aiscale.parallel.radius import mask
@@ -40,6 +44,7 @@ from aiscale.verify.bytes import random_batch
 
 ROOT, QUICK, RANKS = Path(__file__).resolve().parents[1], "--quick" in sys.argv, 4
 DEVICE, SIZE, BATCH = ("cpu", "quick", 4) if QUICK else ("cuda", "124M", 32)
+STEPS = (2, 1) if QUICK else (gpu.STEPS, gpu.WARMUP)  #: (timed, before them)
 NEEDED = {"deepspeed": "zero", "megatron": "tp2"}  #: package -> the tests that need it have this in their names
 NO_WORK = ("Optimizer.", "Context Sync", "Stream Sync", "Event Sync", "Stream Wait")  #: drawn on the GPU's line, too
 
@@ -50,7 +55,7 @@ def seconds(calls):
 
 
 def tests():
-    """The tests marked gpu; those that have not ended after 7 minutes are only in `collected`."""
+    """The tests marked gpu; those that have not ended in time are only in `collected`."""
     lacks = [package for package in NEEDED if not find_spec(package)]
     chosen = " and ".join(["test", *(f"not {NEEDED[package]}" for package in lacks)])
     command = [
@@ -59,7 +64,7 @@ def tests():
         "pytest",
         "tests/test_gpu.py",
         "-v",
-        "-n4",
+        "-n1" if QUICK else "-n4",
         "-m",
         "gpu",
         "-k",
@@ -67,13 +72,73 @@ def tests():
         "--color=no",
     ]
     try:
-        log = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, timeout=420).stdout.decode()
+        limit_s = float(os.environ.get("PART_S", 60)) - 8  # to write what has ended
+        pipe = subprocess.PIPE
+        log = subprocess.run(command, cwd=ROOT, stdout=pipe, timeout=limit_s).stdout.decode()
     except subprocess.TimeoutExpired as late:
         log = (late.stdout or b"").decode()
     print(log)
     ended = re.findall(r"\] ([A-Z]+) (tests/.+?) *$", log, re.M)
     counts = {"collected": re.findall(r"\[(\d+) items?\]", log), **Counter(word for word, _ in ended)}
     return {"lacks": lacks, "counts": counts, "others": [test for test in ended if test[0] != "PASSED"]}
+
+
+def ours(size):
+    """Tokens/s and MFU of the engine that `fit` uses."""
+    run = speed_run(size)
+    return gpu.measure_training(run, connect(DEVICE), *STEPS)
+
+
+def speed_run(size):
+    if QUICK:
+        return gpu.training_run("quick", BATCH, compile=False, device=DEVICE)
+    return gpu.training_run(size, gpu.BATCH[size], device=DEVICE)
+
+
+def reference(size):
+    """Tokens/s and MFU of a plain loop: bf16 autocast, torch.compile, fused AdamW, clipping, and no
+    engine. The model is nanoGPT's where NANOGPT names its folder, else our GPT."""
+    run = speed_run(size)
+    tokens, targets = random_batch(run, 1)[0]
+    model, about = plain_model(run)
+    model = model.to(DEVICE)
+    fused = {"fused": True} if DEVICE == "cuda" else {}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, **fused)
+    compiled = torch.compile(model) if run.loop.compile else model
+    tokens, targets = tokens.to(DEVICE), targets.to(DEVICE)
+    flops = cost.flops_per_token(run.model, run.loop.seq_len)
+    meter = Meter(connect(DEVICE), flops_per_token=flops, precision="bf16")
+    steps, warmup = STEPS
+    rows = []
+    for step in range(warmup + steps):
+        with meter.step():
+            with torch.autocast(DEVICE, torch.bfloat16):
+                out = compiled(tokens, targets)
+            loss = out[1] if isinstance(out, tuple) else out  # nanoGPT's gives (logits, loss)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+        if step >= warmup:
+            rows.append(meter.record(tokens.numel()))
+    step_s = statistics.median(row["step_s"] for row in rows)
+    rate = tokens.numel() / step_s
+    speed = {"step_s": step_s, "tokens_per_s": rate, "mfu": rate * flops / meter.peak_flops}
+    facts = {"batch": run.loop.global_batch, "seq_len": run.loop.seq_len, "loss": loss.item()}
+    return {"reference": about, **speed, **facts, "peak_flops": meter.peak_flops}
+
+
+def plain_model(run):
+    """(model, what it is)."""
+    folder = os.environ.get("NANOGPT")
+    if not folder:
+        return build_model(run.model), "aiscale's GPT in a plain loop"
+    sys.path.insert(0, str(Path(folder).expanduser()))
+    from model import GPT, GPTConfig
+
+    shape = {"n_layer": run.model.n_layer, "n_head": run.model.n_head, "n_embd": run.model.d_model}
+    shape |= {"vocab_size": run.model.vocab_size, "block_size": run.loop.seq_len, "dropout": 0.0}
+    return GPT(GPTConfig(**shape)), "nanoGPT's model.py in a plain loop"
 
 
 def study():
@@ -214,12 +279,15 @@ def phases(checkpointing):
     return row
 
 
-PARTS = {"tests": tests, "speed": lambda: gpu.measure(["124M", "355M"]), "study": study, "kernels": kernels}
+PARTS = {"tests": tests, "study": study, "kernels": kernels}
 PARTS |= {"radius": radius, "trace": trace, "memory": memory}
+for size in ("124M", "355M"):
+    PARTS[f"gpt2_{size}"] = partial(ours, size)
+    PARTS[f"reference_{size}"] = partial(reference, size)
 
 if __name__ == "__main__":
     part, out = sys.argv[1:3]
-    if not QUICK and not torch.cuda.is_available() or QUICK and part in ("tests", "speed"):
+    if not QUICK and not torch.cuda.is_available():
         raise SystemExit(f"{part} needs a GPU")
     result = {"quick": QUICK, **PARTS[part](), "machine": machine_facts()}
     write_whole(Path(out), json.dumps(result, indent=1) + "\n")

@@ -120,6 +120,7 @@ def test_a_twin_gives_the_serial_losses_under_every_strategy(strategy, serial, t
     code = TRAIN.replace("TWINS", repr(TRAINED)).replace("SETTINGS", repr((*SHORT, *settings)))
     done = run_ranks(code, 2, tmp_path, strategy=settings[0].partition("=")[2])
     assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
     precision = [setting for setting in settings if setting.startswith("loop.precision")]
     for twin, line in zip(TRAINED, done.stdout.splitlines(), strict=True):
         assert json.loads(line) == pytest.approx(serial(twin, *precision), abs=tolerance), twin

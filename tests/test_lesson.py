@@ -86,3 +86,20 @@ def test_a_lesson_runs_by_plain_papermill_and_nbconvert(tmp_path, program):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     assert any(cell.get("outputs") for cell in json.loads((tmp_path / "03_ddp.ipynb").read_text())["cells"])
+
+
+KERNEL = """
+import IPython, sys
+sys.modules["ipykernel.zmqshell"] = IPython  # tqdm takes it for a kernel
+sys.modules["ipywidgets"] = None
+import tqdm.auto
+"""
+
+
+def test_a_kernel_without_widgets_is_not_warned_of_their_absence():
+    def stderr(program):
+        command = [sys.executable, "-c", program]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stderr
+
+    assert "IProgress not found" in stderr(KERNEL)
+    assert stderr("import aiscale.lesson" + KERNEL) == ""

@@ -1,5 +1,7 @@
 """What notebooks import, `predict` and `check`, and what runs notebooks."""
 
+import warnings
+
 from aiscale import environment
 from aiscale.lesson.exercises import check
 from aiscale.lesson.guesses import MiB, predict
@@ -9,3 +11,5 @@ from aiscale.lesson.runner import Execution, execute
 # A lesson's `!torchrun` inherits both.
 environment.shorten_temporary_folder()
 environment.meet_at_loopback()
+# transformers imports tqdm, which misses ipywidgets in a kernel: no lesson shows such a bar.
+warnings.filterwarnings("ignore", "IProgress not found")

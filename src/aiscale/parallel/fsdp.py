@@ -7,6 +7,7 @@ Shapes: a tensor (d0, ...) is cut along dim 0 into ceil(d0 / n) rows a rank, the
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from contextlib import nullcontext
 
@@ -39,6 +40,10 @@ class FSDPEngine(Engine):
         policy = MixedPrecisionPolicy(
             param_dtype=low, reduce_dtype=torch.float32 if low else None, cast_forward_inputs=False
         )
+        # T5's blocks also return the position bias, a view. The next block reads it, and nothing adds
+        # to it in place, which torch warns of: the losses are those of one process.
+        what = r"FSDP2-wrapped module \(FSDPT5Block\) returned a view tensor"
+        warnings.filterwarnings("ignore", what, UserWarning)
         for block in model.blocks:
             fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=layout.reshard_after_forward)
         fully_shard(model, mesh=mesh, mp_policy=policy)  # embeddings, the last norm and the head
