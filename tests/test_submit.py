@@ -100,7 +100,7 @@ def test_a_job_without_a_fault_is_submitted_as_it_was_checked(login, capsys):
         ),
         ("layout", {}, ["--set", "loop.micro_batch=7"], "16 ranks: loop.global_batch 480 is no multiple of dp 16 x"),
         ("layout", {}, ["--set", "loop.global_batch=15"], "=16 and loop.micro_batch=1 or loop.global_batch=96"),
-        ("Slurm", {"REFUSE": "Invalid account"}, [], "refuses it: sbatch: error: Invalid account → on a login node "),
+        ("Slurm", {"REFUSE": "Invalid account"}, [], "refuses it: sbatch: error: Invalid account → sacctmgr "),
         ("Slurm", {"REFUSE": "Could not establish a configuration source"}, [], "does not answer here → submit from"),
         ("modules", {"MISSING": "yes"}, [], "cannot be loaded: The following module(s) are unknown: pytorch/2.13.0"),
     ],
@@ -174,7 +174,7 @@ def test_an_environment_that_many_nodes_read_should_be_packed(nodes, packed, sta
     [
         ("Invalid account or account/partition combination specified", "sacctmgr show assoc"),
         ("Invalid qos specification", "sacctmgr show assoc"),
-        ("Job violates accounting/QOS policy (job submit limit)", "squeue --me"),
+        ("Job violates accounting/QOS policy (job submit limit)", "maxsubmitpu"),
         ("invalid partition specified: fast", "sinfo --summarize"),
         ("Requested node configuration is not available", "%f"),
         ("Invalid feature specification", "%f"),

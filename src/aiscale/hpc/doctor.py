@@ -89,7 +89,9 @@ def _resources() -> Iterator[Finding]:
     few = "" if cores > 1 else "ranks will take turns: give this job at least 2 cores"
     yield Finding("cores", "warning" if few else "ok", f"{cores} of {os.cpu_count()} usable", few)
     little = "" if memory.available > LEAST_MEMORY_GIB * GIB else f"the lessons want {LEAST_MEMORY_GIB} GiB free"
-    text = f"{memory.available / GIB:.1f} of {memory.total / GIB:.0f} GiB free"
+    text = f"{memory.total / GIB:.0f} GiB"  # the same on all nodes of a job, so that it is told once
+    if little:
+        text = f"{memory.available / GIB:.1f} of {text} free"
     yield Finding("memory", "warning" if little else "ok", text, little)
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     remedy = "" if files >= LEAST_FILES else f"ulimit -n {min(most, 4096) if most > 0 else 4096}"
@@ -100,12 +102,12 @@ def _resources() -> Iterator[Finding]:
 
 def _own_name() -> Finding:
     """torchrun's ranks meet at this machine's name."""
-    name = socket.gethostname()
     if address := os.environ.get(environment.LOCAL_ADDRESS):
-        return Finding("host name", "ok", f"{name}; torchrun's ranks meet at {address}")
+        return Finding("host name", "ok", f"not needed: torchrun's ranks meet at {address}")
     if environment.name_leads_here():
-        return Finding("host name", "ok", name)
-    text = f"{name} leads to no address of this machine, so `torchrun` hangs in a terminal (not in lessons)"
+        return Finding("host name", "ok", "leads to this machine")
+    text = f"{socket.gethostname()} leads to no address of this machine: in a terminal `torchrun` "
+    text += "hangs, in lessons it does not"
     remedy = f"export {environment.LOCAL_ADDRESS}=127.0.0.1, for torchrun on this machine alone"
     return Finding("host name", "warning", text, remedy)
 

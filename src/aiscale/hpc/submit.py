@@ -33,11 +33,11 @@ SIGNAL_EARLY_S = 60  #: Slurm may send a signal so much before its time (man sba
 _REMEDIES = (
     (
         "accounting/QOS policy",
-        "sacctmgr show qos format=name,maxwall,maxtrespu,maxsubmitpu gives its limits, squeue --me your jobs",
+        "sacctmgr show qos format=name,maxwall,maxtrespu,maxsubmitpu gives the limits",
     ),
     (
         "account|association|qos",
-        "on a login node sacctmgr show assoc user=$USER format=account,qos names your accounts and QOS",
+        "sacctmgr show assoc user=$USER format=account,qos names your accounts and QOS",
     ),
     ("partition", "sinfo --summarize names the partitions, and how many nodes each has"),
     (
