@@ -1,5 +1,6 @@
-"""No answer stands before its question: what `predict` asks for is not shown above it.
+"""What a lesson measures is what `answers.toml` says, and no answer stands before its question.
 
+    wrong_answers(read("build/notebooks/03_ddp.ipynb"), "03_ddp")    # -> ["'speed-up of 4 ...' is 0.5, but the ..."]
     given_away(read("build/notebooks/03_ddp.ipynb"))    # -> [(12, "the answer to 'bytes of a step', ...")]
 
 tests/test_notebooks.py asks this of every lesson that it ran. `predict` and `.against(...)` leave the name and what
@@ -12,7 +13,10 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiscale.lesson.notebook import tags
@@ -30,6 +34,30 @@ _NUMBER = re.compile(
     r"(?<![\w.])((?:\d{1,3}(?:[,_]\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?)(?![\d,_.]*\d)(?:[ \u00a0]?([A-Za-zµ]+))?"
 )
 _DIGITS, _NOISY_DIGITS = 3, 4
+ANSWERS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+
+
+def wrong_answers(content: NotebookNode, lesson: str) -> list[str]:
+    """A line for each prediction whose measured answer is not the one of answers.toml; grids are not in it."""
+    found = []
+    for cell in content.cells:
+        for facts in _facts(cell):
+            if "against" not in facts or "measured" not in facts:
+                continue
+            name, measured = facts["against"], facts["measured"]
+            for known, answer in ANSWERS.get(lesson, {}).items():
+                if fnmatchcase(name, known) and not _is(measured, answer):
+                    found.append(f"{name!r} is {measured!r}, but answers.toml says {answer!r}")
+    return found
+
+
+def _is(measured: object, answer: object) -> bool:
+    if not isinstance(answer, list):
+        return measured == answer or (not isinstance(answer, str) and math.isclose(measured, answer, rel_tol=1e-3))
+    if isinstance(answer[0], str):
+        return measured in answer
+    low, high = answer
+    return low <= measured <= high
 
 
 def given_away(content: NotebookNode) -> list[tuple[int, str]]:
@@ -41,7 +69,7 @@ def given_away(content: NotebookNode) -> list[tuple[int, str]]:
         for facts in _facts(cell):
             if "predict" in facts:
                 asked[facts["predict"]] = place
-            elif "measured" in facts and facts["against"] in asked:
+            elif facts.get("kind") == "number" and facts["against"] in asked:
                 name, value, unit = facts["against"], facts["measured"], facts["unit"]
                 where = _first(cells[: asked[name]], value, unit)
                 if where:

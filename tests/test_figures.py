@@ -2,12 +2,13 @@
 
 import importlib.util
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib
 import matplotlib.pyplot as plt
 import pytest
-from matplotlib.colors import to_hex
+from matplotlib.colors import rgb_to_hsv, to_hex, to_rgb
 
 from aiscale import plots
 from aiscale.plots import style
@@ -58,9 +59,17 @@ def test_the_field_map_leaves_nothing_out_and_draws_what_is_done_or_kept_once_on
         draw.divided(name)
         (ax,) = plt.gcf().axes
         whole = 4 * 0.3 * 4 * 0.2 * (0.5 if name == "3d" else 1)  # eight ranks take the room of four
-        found = [sum(area(filled(ax, color)) for color in style.RANK_COLORS[:4])]
+        found = [sum(area(filled(ax, color)) for color in draw.SHARES)]
         found += [area(filled(ax, style.MEMORY_COLORS[part])) for part in draw.PARTS]
         assert found == pytest.approx([times * whole for times in expected]), name
+
+
+def test_the_field_map_tells_what_a_rank_computes_from_what_it_holds_by_colour():
+    held = [style.MEMORY_COLORS[part] for part in draw.PARTS]
+    assert all(rgb_to_hsv(to_rgb(share))[1] < 0.25 for share in draw.SHARES), "greys"
+    assert all(rgb_to_hsv(to_rgb(color))[1] > 0.5 for color in held)
+    lightness = [sum(to_rgb(share)) / 3 for share in draw.SHARES]
+    assert all(b - a > 0.15 for a, b in pairwise(lightness)), "four greys that one can tell apart"
 
 
 @pytest.mark.parametrize("world", [2, 3, 5])

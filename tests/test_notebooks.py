@@ -9,6 +9,7 @@ import re
 import statistics
 import subprocess
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import nbformat
@@ -16,7 +17,7 @@ import pytest
 
 from aiscale import lesson
 from aiscale.lesson.notebook import tags
-from answers import given_away
+from answers import ANSWERS, given_away, wrong_answers
 
 ROOT = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = {notebook.name: notebook for notebook in lesson.notebooks(root=ROOT)}
@@ -131,6 +132,27 @@ def test_a_core_path_uses_at_most_eight_names_of_the_kit(name):
     assert len(names) <= 8, sorted(names)
 
 
+@pytest.mark.parametrize("name", LESSONS)
+def test_each_prediction_of_a_lesson_has_its_answer_in_the_table(name):
+    """But for grids. An f-string's name is a pattern."""
+    asked, core = set(), set()
+    for cell in NOTEBOOKS[name].cells:
+        if cell.cell_type != "code" or SCRIPT.match(cell.source):
+            continue
+        lines = [line for line in cell.source.splitlines() if not re.match(r"\s*([%!]|\w+ = !)", line)]
+        for node in ast.walk(ast.parse("\n".join(lines))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "predict":
+                if any(keyword.arg == "rows" for keyword in node.keywords):
+                    continue
+                said = re.sub(r"\{[^}]*\}", "*", ast.unparse(node.args[0]).removeprefix("f"))[1:-1]
+                asked.add(said)
+                if "optional" not in tags(cell):
+                    core.add(said)
+    table = ANSWERS[name]
+    assert [said for said in core if not any(fnmatchcase(known, said) for known in table)] == [], "not in answers.toml"
+    assert [known for known in table if not any(fnmatchcase(known, said) for said in asked)] == [], "asked nowhere"
+
+
 @pytest.fixture(scope="session")
 def build(tmp_path_factory):
     return tmp_path_factory.mktemp("build")
@@ -147,4 +169,5 @@ RUNS = [
 def test_notebook_runs(name, core, build):
     (result,) = lesson.execute([NOTEBOOKS[name]], out=build, core=core)
     assert not result.error, result.error
-    assert given_away(lesson.read(result.executed)) == []
+    content = lesson.read(result.executed)
+    assert given_away(content) == [] and wrong_answers(content, name) == []

@@ -8,7 +8,7 @@ import pytest
 from nbformat.v4 import new_notebook, new_output
 
 from aiscale.lesson import MiB, guesses, predict, progress
-from answers import given_away
+from answers import given_away, wrong_answers
 from lessons import code, prose
 
 
@@ -93,7 +93,7 @@ def executed(*above, measured, unit="bytes"):
     """An executed notebook that asks and measures below the cells `above`."""
     asks, tells = code("guess = predict('n')"), code("guess.against(x)")
     asks.outputs = [new_output("display_data", metadata={"aiscale": {"predict": "n"}})]
-    facts = {"against": "n", "measured": measured, "unit": unit}
+    facts = {"against": "n", "kind": "number", "measured": measured, "unit": unit}
     tells.outputs = [new_output("display_data", {"text/plain": f"{measured}"}, metadata={"aiscale": facts})]
     injected = code("steps = 3", "injected-parameters")
     return new_notebook(cells=[injected, prose("A title"), *above, asks, prose("Then."), tells])
@@ -119,3 +119,26 @@ def test_an_answer_above_its_question_is_found_in_source_and_output(above, measu
     ((cell, said),) = given_away(executed(prose("Words."), above, measured=measured, unit=unit))
     assert cell == 4 and said.startswith(f"the answer to 'n', {measured} {unit}".strip())
     assert said.endswith(f"stands above it: cell 3 shows {shown}")
+
+
+def told(name: str, measured: object):
+    """An executed notebook that measured this for the prediction of that name."""
+    cell = code("guess.against(x)")
+    cell.outputs = [new_output("display_data", metadata={"aiscale": {"against": name, "measured": measured}})]
+    return new_notebook(cells=[cell])
+
+
+@pytest.mark.parametrize(
+    ("lesson", "name", "right", "wrong"),
+    [
+        ("01_one_process", "operations with checkpointing, times those without", 1.23, 1 / 1.23),  # inverted
+        ("02_ranks", "the loss without the division", "falls about as before", "rises"),  # choices swapped
+        ("02_ranks", "mpiexec -n 2 python train.py", "an error", "one training on 2 ranks"),
+        ("03_ddp", "speed-up of 4 ranks on 2 cores", 1.3, 1 / 1.3),  # inverted
+        ("03_ddp", "bytes that a rank passes to all_reduce in one step", 947716, 2 * 947716),
+    ],
+)
+def test_a_lesson_that_tells_a_wrong_answer_is_found(lesson, name, right, wrong):
+    assert wrong_answers(told(name, right), lesson) == []
+    (said,) = wrong_answers(told(name, wrong), lesson)
+    assert said.startswith(f"{name!r} is {wrong!r}, but answers.toml says")

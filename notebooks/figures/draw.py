@@ -26,6 +26,8 @@ RANKS = 4
 PARTS = {"parameters": "weights", "gradients": "gradients", "optimizer states": "Adam"}
 WEIGHTS, GRADIENTS, DATA = (style.MEMORY_COLORS[part] for part in ("parameters", "gradients", "activations"))
 BORROWED = style.tint(WEIGHTS, 0.3)  #: weights that belong to another rank
+#: Shares of the batch: greys, since the first ranks' colours are nearly those of weights and gradients.
+SHARES = ("#24272D", "#6B7280", "#A4AAB4", "#D3D7DD")
 
 
 def box(ax, x, y, width, height, color, text="", size=8, **look):
@@ -104,7 +106,7 @@ def divided(*names, order=()):
     """A panel per strategy: a row for each rank, and in it what it computes and what it holds of each part.
 
     A part is drawn as four layers side by side, each of four rows; what the rank does not hold is left empty. What it
-    computes is drawn in the same way, in the colour of its share of the batch. order: lines other than ranks by number.
+    computes is drawn in the same way, in the grey of its share of the batch. order: lines other than ranks by number.
     """
     columns = min(4 if len(names) > 6 else 3, len(names))
     rows = -(-len(names) // columns)
@@ -131,7 +133,7 @@ def way(ax, title, sends, holds, shares=(0, 1, 2, 3), borrows=False, order=()):
                 rows = range(4) if borrows and not part else rows
                 if rows:  # one box for all: what a rank holds of a layer lies together
                     place = (1.5 * number + 0.3 * layer, top + rows[0] * tall / 4, 0.3, len(rows) * tall / 4)
-                    color = style.MEMORY_COLORS[part] if part else style.RANK_COLORS[share]
+                    color = style.MEMORY_COLORS[part] if part else SHARES[share]
                     box(ax, *place, color, edgecolor=style.PAPER, linewidth=0.5)
             frame(ax, 1.5 * number, top, 1.2, tall)
     say(ax, 0.6, -0.12, "computes", 6.5, va="baseline", color=style.MUTED)

@@ -53,8 +53,10 @@ class Guess(Shown):
         self.measured = self.read(measured, "what was measured")
         none = Comparison(f"{source} {self.say(self.measured)}, without a guess")
         self.verdict = none if self.guess is None else self.compare()
-        value = {"measured": self.measured, "unit": self.unit} if self.kind == "number" else {}
-        show(f"{self.name}: {self.verdict.text}", self.verdict.grade, against=self.name, **value)
+        facts = {"kind": self.kind}
+        if self.kind != "grid":
+            facts |= {"measured": self.measured, "unit": self.unit}
+        show(f"{self.name}: {self.verdict.text}", self.verdict.grade, against=self.name, **facts)
         self.keep()
         if self.kind == "grid" and shell():
             from aiscale import plots  # here, because matplotlib loads slowly
