@@ -172,6 +172,26 @@ def test_ranks_reused_from_a_smaller_cluster_can_join_new_ones(ranks):
     assert ranks["total"] == [3.0] * 3
 
 
+def test_ranks_are_reused_only_by_who_asks_for_the_same(ranks, monkeypatch):
+    asked = ranks._request
+    joined = []
+    monkeypatch.setattr(ranks, "_join", lambda fresh: joined.append(fresh))
+    assert ranks._renew(3, dict(asked)) and joined == [True]
+    for other in ({"threads": 7}, {"device": "cuda"}, {"timeout_s": 5.0}, {"engines": "slurm"}):
+        assert not ranks._renew(3, asked | other), other
+    assert not ranks._renew(2, dict(asked)) and joined == [True]
+
+
+def test_ranks_whose_group_broke_join_a_new_one_and_others_keep_theirs(ranks, monkeypatch):
+    monkeypatch.setattr("aiscale.cluster.ranks.GRACE_S", 30)  # all ranks end by themselves
+    ranks.execute("group = dist.group.WORLD")
+    for error, is_new in (("ValueError('mine')", False), ("RuntimeError('gloo: Connection closed by peer')", True)):
+        with pytest.raises(RankError):
+            ranks.execute(f"raise {error}")
+        ranks.execute("is_new = dist.group.WORLD is not group")
+        assert ranks["is_new"] == [is_new] * 3
+
+
 def test_text_is_printed_in_rank_order_in_a_terminal_too(ranks, capfd):
     ranks.execute("import time; time.sleep(0.3 * (2 - rank)); print('a\\nb')")
     lines = capfd.readouterr().out.splitlines()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -174,12 +175,41 @@ def test_an_answer_that_never_ends_is_refused():
 
 def test_inputs_are_drawn_anew_and_the_notebook_keeps_its_own_random_numbers():
     drawn = []
-    torch.manual_seed(0), random.seed(0)
-    expected = torch.rand(1), random.random()
-    torch.manual_seed(0), random.seed(0)
+
+    def seed():
+        for each in (torch.manual_seed, random.seed, np.random.seed):
+            each(0)
+
+    seed()
+    expected = torch.rand(1), random.random(), np.random.rand()
+    seed()
     for _ in range(2):
         graded(lambda f: same(f(torch.rand(1)), drawn[-1], "x"), lambda x: drawn.append(x) or x)
-    assert drawn[0] != drawn[1] and (torch.rand(1), random.random()) == expected
+    assert drawn[0] != drawn[1] and (torch.rand(1), random.random(), np.random.rand()) == expected
+
+
+class CalculatedRanks:
+    """Two ranks whose answer to 06.1 is calculated here, from what all of them got, times a factor."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __len__(self) -> int:
+        return 2
+
+    def run(self, function, *args):
+        if function.__name__ == "_knows":
+            return [True, True]
+        _, args_by_rank, _ = args
+        parts, picked = zip(*args_by_rank, strict=True)
+        loss = (torch.cat(parts, 1).logsumexp(1) - sum(picked)).mean()
+        return [(self.factor * loss, {})] * 2
+
+
+@pytest.mark.parametrize(("factor", "state"), [(1.0, "right"), (1.001, "wrong"), (0.9, "wrong")])
+def test_a_loss_that_is_off_by_a_tenth_of_a_percent_is_refused(factor, state):
+    task = workbooks.exercises(ROOT / "workshop/graders/06_tensor_pipeline.py")["06.1"]
+    assert task.graded({}, CalculatedRanks(factor)).state == state
 
 
 # sources, and what is made of them ------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,15 @@ def test_a_kernel_brings_variables_into_notebooks(home):
         [start, "-c", "import os; print(os.environ['SBATCH_ACCOUNT'], os.environ['A_FEW'])"], capture_output=True
     )
     assert shown.stdout == b"abc123 it's 1=1\n"
+
+
+def test_a_kernel_of_a_site_of_your_own_knows_its_profile(home):
+    profile = home / "mine.toml"
+    profile.write_text(resources.files("aiscale.hpc.sites").joinpath("generic.toml").read_text())
+    assert cli.main(["kernel", "install", "--site", "mine.toml", "--name", "mine"]) == 0
+    command = [home / "data/kernels/mine/start.sh", "-c", "import os; print(os.environ['AISCALE_SITE'])"]
+    shown = subprocess.run(command, cwd="/", capture_output=True, text=True)
+    assert shown.stdout == f"{profile}\n", shown.stderr
 
 
 def test_an_interrupt_reaches_python_through_the_start_script(home):

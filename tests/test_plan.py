@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -213,12 +214,18 @@ def test_the_command_prints_a_page_and_json(capsys, tmp_path):
     said = capsys.readouterr().out
     assert "13.1 B parameters" in said and "node-hours" in said and "where the step goes" in said
     assert "(many nodes, a program that was not fitted)" in said and "kWh" in said and "may not fit" not in said
+    days, low, high = map(float, re.search(r"tokens: (\S+) days \((\S+) to (\S+)\)", said).groups())
+    assert [low / days, high / days] == pytest.approx(SCOREBOARD["bands"]["unseen"]["many_nodes"], rel=0.01)
     main("plan --model forge-m --machine perlmutter --nodes 4".split())  # fits, but the band's upper end does not
     assert "it may not fit" in capsys.readouterr().out
     argv = "plan --model gpt3-175b --machine selene --nodes 128 --layout tp=8,pp=16,micro_batch=1 --json"
     assert main(argv.split()) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["gpus"] == 1024 and answer["fits"] and 0.3 < answer["mfu_pct"] / 100 < 0.7
+    assert max(sum(stage.values()) for stage in answer["stages_GB"]) == pytest.approx(answer["memory_GB"], rel=1e-3)
+    bands = SCOREBOARD["bands"]["unseen"]
+    for name, kind in (("days", "many_nodes"), ("node_hours", "many_nodes"), ("memory_GB", "memory")):
+        assert answer[f"{name}_band"] == pytest.approx([answer[name] * ratio for ratio in bands[kind]], rel=1e-3)
     file = tmp_path / "runs.csv"
     file.write_text("id,gpus\none,8\n")
     assert main(["plan", "--rows", str(file), "--json"]) == 0
