@@ -1,10 +1,11 @@
 """Plants one fault after another in a copy of the tree, and runs the test that must fail on it.
 
-    python tests/planted.py                 # all of planted.toml, then the share of faults that were seen
+    python tests/planted.py                 # all of planted.toml, then the share that was seen
     python tests/planted.py cluster hangs   # those whose file or name contains one of these words
 
-A fault replaces a text of one file. The exit status is 1 if fewer faults are seen than `least_seen_pct` asks for, if a
-text is no longer in its file exactly once, or if a test fails before anything is planted.
+A fault replaces a text of one file. The exit status is 1 if fewer faults are seen than
+`least_seen_pct` asks for, if a text is no longer in its file exactly once, or if a test fails
+before anything is planted.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ class Fault:
     wrong: str
     test: str  #: FILE::NAME below tests/
 
+    @property
+    def place(self) -> str:
+        return f"{self.file}: {self.name}"
+
     def times_found(self, tree: Path) -> int:
         path = tree / self.file
         return path.read_text().count(self.right) if path.exists() else 0
@@ -59,14 +64,16 @@ def copy_tree(folder: Path) -> Path:
     return folder
 
 
-def run_tests(tree: Path, tests: list[str]) -> subprocess.CompletedProcess:
-    """pytest on the copy, whose package comes before the installed one."""
-    # Without variables of pytest: a worker of pytest-xdist holds a lock that the inner tests would wait for.
+def run_tests(tree: Path, tests: list[str], limit_s: float | None = None):
+    """The finished pytest on the copy, whose package comes before the installed one."""
+    # Without variables of pytest: a worker of pytest-xdist holds a lock for which the inner tests
+    # would wait.
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     env["PYTHONPATH"] = str(tree / "src")
     options = ["-q", "-x", "-m", "", "-p", "no:xdist", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *options, *(f"tests/{test}" for test in tests)]
-    return subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=TIME_LIMIT_S)
+    how = {"capture_output": True, "text": True, "timeout": limit_s}
+    return subprocess.run(command, cwd=tree, env=env, **how)
 
 
 def is_seen(fault: Fault, tree: Path) -> bool:
@@ -75,7 +82,7 @@ def is_seen(fault: Fault, tree: Path) -> bool:
     before = path.read_text()
     fault.plant(tree)
     try:
-        return run_tests(tree, [fault.test]).returncode == FAILED
+        return run_tests(tree, [fault.test], TIME_LIMIT_S).returncode == FAILED
     except subprocess.TimeoutExpired:  # it hangs, so nobody takes it for a success
         return True
     finally:
@@ -84,12 +91,14 @@ def is_seen(fault: Fault, tree: Path) -> bool:
 
 def main(words: list[str]) -> int:
     least_seen_pct, faults = read_table()
-    faults = [fault for fault in faults if not words or any(word in f"{fault.file} {fault.name}" for word in words)]
+    if words:
+        faults = [fault for fault in faults if any(word in fault.place for word in words)]
     with tempfile.TemporaryDirectory() as folder:
         tree = copy_tree(Path(folder))
         lost = [fault for fault in faults if fault.times_found(tree) != 1]
         for fault in lost:
-            print(f"lost   {fault.file}: {fault.name}: the text is there {fault.times_found(tree)} times, not once")
+            found = fault.times_found(tree)
+            print(f"lost   {fault.place}: the text is there {found} times, not once")
         faults = [fault for fault in faults if fault not in lost]
         done = run_tests(tree, sorted({fault.test for fault in faults}))
         if done.returncode:
@@ -99,13 +108,14 @@ def main(words: list[str]) -> int:
         for fault in faults:
             red = is_seen(fault, tree)
             seen += red
-            print(f"{'red' if red else 'UNSEEN':6} {fault.file}: {fault.name}", flush=True)
+            print(f"{'red' if red else 'UNSEEN':6} {fault.place}", flush=True)
     share_pct = 100 * seen / max(len(faults), 1)
-    print(f"{seen} of {len(faults)} faults were seen, {share_pct:.0f} %; the least is {least_seen_pct:g} %")
+    least = f"the least is {least_seen_pct:g} %"
+    print(f"{seen} of {len(faults)} faults were seen, {share_pct:.0f} %; {least}")
     return int(bool(lost) or share_pct < least_seen_pct)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*", help="only faults whose file or name contains one of these")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("words", nargs="*", help="only faults whose file or name has one of them")
     sys.exit(main(parser.parse_args().words))

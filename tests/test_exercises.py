@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from aiscale.lesson import check, progress, workbooks
 from aiscale.lesson.comparing import Wrong, same, same_on_ranks
 from aiscale.lesson.grading import exercise
-from aiscale.lesson.notebook import Notebook
+from aiscale.lesson.notebook import LessonError, Notebook
 from lessons import code, prose, secrets, write
 
 extended = pytest.mark.extended
@@ -170,7 +171,17 @@ def test_an_answer_that_never_ends_is_refused():
         while True:
             pass
 
+    before = signal.getsignal(signal.SIGALRM)
     assert "it hangs" in graded(lambda f: same(f(1), 1, "x"), forever, limit_s=0.3).text
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_each_grading_counts_its_own_comparisons():
+    for _ in range(2):
+        assert "in 1 comparisons" in graded(lambda f: same(f(1), 1, "x"), lambda x: x).text
+    with pytest.raises(LessonError, match="compared nothing"):
+        graded(lambda f: f(1), lambda x: x)
 
 
 def test_inputs_are_drawn_anew_and_the_notebook_keeps_its_own_random_numbers():
@@ -189,7 +200,7 @@ def test_inputs_are_drawn_anew_and_the_notebook_keeps_its_own_random_numbers():
 
 
 class CalculatedRanks:
-    """Two ranks whose answer to 06.1 is calculated here, from what all of them got, times a factor."""
+    """Two ranks whose answer to 06.1 is calculated here: the right loss, times a factor."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor

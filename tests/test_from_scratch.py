@@ -157,6 +157,8 @@ def test_the_corpus_has_the_published_counts_and_windows_share_no_word():
     assert loader.steps(50) == 640
     read = np.concatenate([loader.windows(step) for step in range(13)])[: loader.n_windows]
     assert sorted(read) == list(range(205))
+    second = np.concatenate([loader.windows(step) for step in range(26)])[205:410]
+    assert sorted(second) == list(range(205)) and list(second) != list(read)
     halves = [DataLoader(loader.numbers, 256, 16, rank, 2)(0)[0] for rank in (0, 1)]
     np.testing.assert_array_equal(np.concatenate(halves), loader(0)[0])
 

@@ -69,7 +69,8 @@ def test_a_kernel_of_a_site_of_your_own_knows_its_profile(home):
     profile = home / "mine.toml"
     profile.write_text(resources.files("aiscale.hpc.sites").joinpath("generic.toml").read_text())
     assert cli.main(["kernel", "install", "--site", "mine.toml", "--name", "mine"]) == 0
-    command = [home / "data/kernels/mine/start.sh", "-c", "import os; print(os.environ['AISCALE_SITE'])"]
+    start = home / "data/kernels/mine/start.sh"
+    command = [start, "-c", "import os; print(os.environ['AISCALE_SITE'])"]
     shown = subprocess.run(command, cwd="/", capture_output=True, text=True)
     assert shown.stdout == f"{profile}\n", shown.stderr
 

@@ -163,6 +163,15 @@ def test_trainer_learns_the_next_byte(own, monkeypatch, tmp_path):
     torch.testing.assert_close(shown.loss, cross_entropy(shown.logits[0, :-1], text[1:]))
 
 
+def test_held_bytes_has_gradients_and_counts_a_storage_once(own):
+    model = torch.nn.Linear(100, 10)
+    without = own("held").held_bytes(model)
+    model(torch.ones(1, 100)).sum().backward()
+    view = model.weight.detach()[0]
+    assert own("held").held_bytes(model) - without == 4 * (100 * 10 + 10)
+    assert view.numel() == 100
+
+
 def test_two_ranks_learn_what_one_process_learns(serial, cwd):
     assert_equal(train("train_ddp.py", 2, cwd), serial)
 
