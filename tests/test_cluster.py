@@ -172,6 +172,27 @@ def test_ranks_reused_from_a_smaller_cluster_can_join_new_ones(ranks):
     assert ranks["total"] == [3.0] * 3
 
 
+def test_ranks_are_reused_only_by_who_asks_for_the_same(ranks, monkeypatch):
+    asked = ranks._request
+    joined = []
+    monkeypatch.setattr(ranks, "_join", lambda fresh: joined.append(fresh))
+    assert ranks._renew(3, dict(asked)) and joined == [True]
+    for other in ({"threads": 7}, {"device": "cuda"}, {"timeout_s": 5.0}, {"engines": "slurm"}):
+        assert not ranks._renew(3, asked | other), other
+    assert not ranks._renew(2, dict(asked)) and joined == [True]
+
+
+def test_ranks_whose_group_broke_join_a_new_one_and_others_keep_theirs(ranks, monkeypatch):
+    monkeypatch.setattr("aiscale.cluster.ranks.GRACE_S", 30)  # all ranks end by themselves
+    ranks.execute("group = dist.group.WORLD")
+    of_gloo = "RuntimeError('gloo: Connection closed by peer')"
+    for error, is_new in (("ValueError('mine')", False), (of_gloo, True)):
+        with pytest.raises(RankError):
+            ranks.execute(f"raise {error}")
+        ranks.execute("is_new = dist.group.WORLD is not group")
+        assert ranks["is_new"] == [is_new] * 3
+
+
 def test_text_is_printed_in_rank_order_in_a_terminal_too(ranks, capfd):
     ranks.execute("import time; time.sleep(0.3 * (2 - rank)); print('a\\nb')")
     lines = capfd.readouterr().out.splitlines()
@@ -435,6 +456,14 @@ def test_the_end_of_a_program_stops_its_ranks_and_removes_its_files(read_only):
 
 
 # ---- small things ----------------------------------------------------------------------------------------------------
+
+
+def test_of_many_nodes_four_are_named_and_the_others_counted(capsys):
+    ranks = object.__new__(cluster.Ranks)
+    ranks.size = 16
+    ranks.info = [{"host": f"n{rank // 2}", "threads": 1, "backend": "gloo"} for rank in range(16)]
+    ranks._greet(3.0)
+    assert "16 ranks on n0, n1, n2, n3 and 4 more in 3.0 s" in capsys.readouterr().out
 
 
 def test_ranks_are_named_as_people_do():

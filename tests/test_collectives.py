@@ -62,6 +62,8 @@ def test_a_measured_curve_decides_inside_a_node():
     assert seconds("all_gather", 2**30, A100, ranks=8) == pytest.approx(seconds("all_reduce", 2**30, A100, ranks=8) / 2)
     smallest = A100.node.bus_gb_s[0][0]
     assert seconds("all_reduce", 8, A100, ranks=8) == pytest.approx(seconds("all_reduce", smallest, A100, ranks=8))
+    largest, last_gb_s = A100.node.bus_gb_s[-1]
+    assert bus_gb_s(8 * largest, A100, 8) == pytest.approx(last_gb_s, rel=0.01)
 
 
 def test_one_figure_and_nccls_latencies_give_about_the_measured_curve():

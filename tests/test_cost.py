@@ -17,7 +17,7 @@ SMALL = {"n_layer": 3, "n_head": 4, "d_model": 64, "vocab_size": 130, "max_seq_l
 GPT3 = ModelConfig(n_layer=96, n_head=96, d_model=12288, vocab_size=51200, max_seq_len=2048)
 SWITCHES = {
     "norm": ["layernorm", "rmsnorm"],
-    "position": ["learned", "rotary"],
+    "position": ["learned", "rotary", "alibi"],
     "activation": ["gelu_tanh", "relu", "swiglu"],
     "n_kv_head": [0, 1, 2],
     "d_ff": [0, 96],

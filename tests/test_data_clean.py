@@ -9,8 +9,9 @@ import pytest
 
 from aiscale import cli
 from aiscale.config import ConfigError, DataConfig
-from aiscale.data import band_keys, clean_corpus, found_share, kept, open_corpus, science, similarity
+from aiscale.data import band_keys, clean, clean_corpus, found_share, kept, open_corpus, science, similarity
 from aiscale.data.filters import texts_in, why_dropped
+from aiscale.data.tokenizers import learn
 
 STOP = "the of and to that with".split()
 
@@ -101,6 +102,21 @@ def test_a_run_trains_on_each_domain_and_on_all(tmp_path):
         corpus = open_corpus(DataConfig(corpus=str(tmp_path / "out" / name), tokenizer="bpe"))
         assert len(corpus.train) + len(corpus.val) == facts["tokens"]
         assert corpus.tokenizer.decode([*corpus.train[:], *corpus.val[:]]).count("<|endoftext|>") == facts["documents"]
+
+
+def test_a_tokenizer_is_learnt_from_about_the_stated_number_of_characters(tmp_path, monkeypatch):
+    rng, learnt_chars = np.random.default_rng(6), []
+
+    def noting(kind, sample, **how):
+        text = "".join(sample)
+        learnt_chars.append(len(text))
+        return learn(kind, [text], **how)
+
+    monkeypatch.setattr(clean, "LEARN_CHARS", 20_000)
+    monkeypatch.setattr(clean, "learn", noting)
+    file = write(tmp_path / "docs.jsonl", [prose(rng) for _ in range(200)])
+    report = clean_corpus(file, tmp_path / "out", bpe_vocab_size=300, progress=False)
+    assert report["kept"]["bytes"] > 100_000 and 10_000 < learnt_chars[0] < 22_000
 
 
 @pytest.mark.extended

@@ -40,6 +40,12 @@ def test_tokens_read_back_as_written(folder):
     assert bytes(tokens.astype(np.uint8)) == embedded_text()[:5000].encode()
 
 
+def test_progress_is_told_in_bytes_of_the_whole_text(tmp_path, small_blocks):
+    told, text = [], "é" * 50 + " word" * 100
+    write_corpus(source(text), BYTE, tmp_path, report=told.append)
+    assert told == sorted(told) and len(told) > 3 and told[-1] == len(text.encode())
+
+
 def test_a_corpus_larger_than_the_memory_allowed_is_written_and_read(tmp_path, monkeypatch):
     monkeypatch.setattr(stored_module, "BLOCK_CHARS", 2**17)
     text = Text("big", "identity", lambda: (embedded_text()[:65536] for _ in range(256)))  # 16 MiB, 32 MiB of tokens

@@ -8,7 +8,7 @@ import tokenizers
 
 from aiscale.config import ConfigError
 from aiscale.data import Tokenizer, embedded_text, learn
-from aiscale.data.tokenizers import TOKENIZERS, regroup
+from aiscale.data.tokenizers import TOKENIZERS, CharTokenizer, regroup
 
 AWKWARD = "Tabs\tand  double  spaces \n\n  a\u00a0line\r\n'quoted' don't, été 世界 👩‍🚀 <|endoftext|> _x_ 3.14\n \n"
 
@@ -34,6 +34,12 @@ def test_a_tokenizer_survives_json(tokenizer):
     again = Tokenizer.from_json(tokenizer.to_json())
     assert type(again) is type(tokenizer) and again.sha256 == tokenizer.sha256
     assert again.encode(AWKWARD) == tokenizer.encode(AWKWARD)
+
+
+def test_a_vocabulary_of_more_than_two_bytes_keeps_its_last_tokens():
+    large = CharTokenizer([chr(0x20000 + i) for i in range(2**16 + 2)])
+    text = chr(0x20000) + chr(0x20000 + 2**16 + 1)
+    assert large.encode(text) == [0, 2**16 + 1] and large.decode(large.encode_array(text)) == text
 
 
 def test_ids_beyond_the_vocabulary_are_shown_as_unknown(tokenizer):

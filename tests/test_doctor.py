@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from aiscale.hpc import doctor
 from aiscale.hpc.doctor import GIB, Finding, _resources, alike, check_ranks, settings
 from aiscale.verify.cases import find_mpiexec
 from ranks import aiscale
@@ -36,6 +37,16 @@ def test_a_problem_fails_with_its_remedy(tmp_path):
     assert done.returncode == 1
     assert "✗ limits" in done.stdout and "200 open files → ulimit -n " in done.stdout
     assert done.stdout.splitlines()[-1].startswith("no: ")
+
+
+def test_memory_that_others_use_does_not_count_as_free(monkeypatch):
+    def memory(available_gib):
+        told = SimpleNamespace(total=64 * doctor.GIB, available=available_gib * doctor.GIB)
+        monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: told)
+        return next(finding for finding in doctor.examine() if finding.name == "memory")
+
+    assert memory(1).state == "warning" and "GiB free" in memory(1).remedy
+    assert memory(3).state == "ok"
 
 
 @pytest.mark.extended
@@ -72,7 +83,6 @@ def test_a_wrong_sum_is_a_problem(monkeypatch):
 def test_before_training_it_looks_at_few_nodes_and_ends_only_strict_jobs(nodes, wish, looks, ends, monkeypatch, capsys):
     from aiscale.config import ConfigError
     from aiscale.distributed import connect
-    from aiscale.hpc import doctor
 
     monkeypatch.setattr(doctor, "examine", lambda: iter([Finding("limits", "wrong", "200 open files", "more")]))
     monkeypatch.setenv("SLURM_NNODES", nodes)

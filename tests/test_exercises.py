@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import random
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from aiscale.lesson import check, progress, workbooks
 from aiscale.lesson.comparing import Wrong, same, same_on_ranks
 from aiscale.lesson.grading import exercise
-from aiscale.lesson.notebook import Notebook
+from aiscale.lesson.notebook import LessonError, Notebook
 from lessons import code, prose, secrets, write
 
 extended = pytest.mark.extended
@@ -191,17 +193,56 @@ def test_an_answer_that_never_ends_is_refused():
         while True:
             pass
 
+    before = signal.getsignal(signal.SIGALRM)
     assert "it hangs" in graded(lambda f: same(f(1), 1, "x"), forever, limit_s=0.3).text
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_each_grading_counts_its_own_comparisons():
+    for _ in range(2):
+        assert "in 1 comparisons" in graded(lambda f: same(f(1), 1, "x"), lambda x: x).text
+    with pytest.raises(LessonError, match="compared nothing"):
+        graded(lambda f: f(1), lambda x: x)
 
 
 def test_inputs_are_drawn_anew_and_the_notebook_keeps_its_own_random_numbers():
     drawn = []
-    torch.manual_seed(0), random.seed(0)
-    expected = torch.rand(1), random.random()
-    torch.manual_seed(0), random.seed(0)
+
+    def seed():
+        for each in (torch.manual_seed, random.seed, np.random.seed):
+            each(0)
+
+    seed()
+    expected = torch.rand(1), random.random(), np.random.rand()
+    seed()
     for _ in range(2):
         graded(lambda f: same(f(torch.rand(1)), drawn[-1], "x"), lambda x: drawn.append(x) or x)
-    assert drawn[0] != drawn[1] and (torch.rand(1), random.random()) == expected
+    assert drawn[0] != drawn[1] and (torch.rand(1), random.random(), np.random.rand()) == expected
+
+
+class CalculatedRanks:
+    """Two ranks whose answer to 06.1 is calculated here: the right loss, times a factor."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __len__(self) -> int:
+        return 2
+
+    def run(self, function, *args):
+        if function.__name__ == "_knows":
+            return [True, True]
+        _, args_by_rank, _ = args
+        parts, picked = zip(*args_by_rank, strict=True)
+        loss = (torch.cat(parts, 1).logsumexp(1) - sum(picked)).mean()
+        return [(self.factor * loss, {})] * 2
+
+
+@pytest.mark.parametrize(("factor", "state"), [(1.0, "right"), (1.001, "wrong"), (0.9, "wrong")])
+def test_a_loss_that_is_off_by_a_tenth_of_a_percent_is_refused(factor, state):
+    task = workbooks.exercises(ROOT / "workshop/graders/06_tensor_pipeline.py")["06.1"]
+    assert task.graded({}, CalculatedRanks(factor)).state == state
 
 
 # sources, and what is made of them ------------------------------------------------------------------------------------

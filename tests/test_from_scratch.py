@@ -21,6 +21,7 @@ from from_scratch import tensor as tape  # noqa: E402
 from from_scratch.corpus import corpus  # noqa: E402
 from from_scratch.dataloader import DataLoader  # noqa: E402
 from from_scratch.gpt import GPT  # noqa: E402
+from from_scratch.inference import generate  # noqa: E402
 from from_scratch.tensor import Tensor  # noqa: E402
 from from_scratch.tokenizer import Tokenizer, split  # noqa: E402
 
@@ -158,8 +159,21 @@ def test_the_corpus_has_the_published_counts_and_windows_share_no_word():
     assert loader.steps(50) == 640
     read = np.concatenate([loader.windows(step) for step in range(13)])[: loader.n_windows]
     assert sorted(read) == list(range(205))
+    second = np.concatenate([loader.windows(step) for step in range(26)])[205:410]
+    assert sorted(second) == list(range(205)) and list(second) != list(read)
     halves = [DataLoader(loader.numbers, 256, 16, rank, 2)(0)[0] for rank in (0, 1)]
     np.testing.assert_array_equal(np.concatenate(halves), loader(0)[0])
+
+
+def test_a_text_goes_on_from_its_last_words_when_it_is_longer_than_a_block():
+    def next_number(words):
+        logits = np.full((*words.shape, 20), -np.inf)
+        logits[0, -1, words[0, -1] + 1] = 0.0
+        return Tensor(logits)
+
+    next_number.block = 3
+    words = generate(next_number, [0, 1], 10, temperature=1.0, random=np.random.default_rng(0))
+    assert words == list(range(12))
 
 
 def run(*command, ranks=0, module="train"):

@@ -6,6 +6,7 @@ import signal
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import psutil
@@ -189,6 +190,31 @@ def test_a_briefly_delayed_rank_is_neither_late_nor_dead():
     assert found(age_s=5) is None
     assert "rank 1 no longer answers" in found(age_s=13)
     assert "rank 1 did not come to it; rank 1 trains no more" in found(age_s=13, left=True)
+
+
+def test_a_rank_that_gives_other_bytes_than_most_is_named_where_all_must_give_the_same():
+    def found(op, group, *nbytes):
+        states = [RankState(begun={group: entry(2, op, each)}) for each in nbytes]
+        return find(dict(enumerate(states)), timeout_s=10)
+
+    assert found("all_reduce", "w 0-2", 8, 16, 8).missing == [1]
+    assert found("all_to_all", "w 0-2", 8, 16, 8) is None  # ranks may send different amounts
+    assert found("send", "0>1", 8, 16) is None
+
+
+def test_of_a_silent_rank_and_a_late_one_the_silent_one_is_named():
+    ranks = {rank: RankState(begun={"w 0-2": entry(1)}) for rank in range(3)}
+    ranks[0] = RankState(begun={"w 0-2": entry(2)})
+    ranks[1] = replace(ranks[1], age_s=100)
+    hang = find(ranks, timeout_s=10)
+    assert hang.missing == [1] and ": rank 1 no longer answers" in hang.text
+
+
+def test_of_many_missing_ranks_eight_are_named_and_the_others_counted():
+    behind = {rank: RankState(begun={"w 0-20": entry(1)}) for rank in range(1, 21)}
+    hang = find({0: RankState(begun={"w 0-20": entry(2)}), **behind}, timeout_s=10)
+    assert hang.missing == list(range(1, 21))
+    assert ": ranks 1, 2, 3, 4, 5, 6, 7, 8 and 12 more did not come to it" in hang.text
 
 
 def test_a_rank_receiving_from_any_source_is_not_considered_late():

@@ -14,10 +14,10 @@ import pytest
 
 from aiscale import cost, lesson
 from aiscale.cli import _parser
+from aiscale.lesson.notebook import tags
 from aiscale.recipes import recipe
 from browser import Browser, find_browser
 from ranks import wait_until
-from test_notebooks import minutes_of
 
 ROOT = Path(__file__).parents[1]
 WORKSHOP = ROOT / "workshop"
@@ -69,28 +69,20 @@ def in_full(number: str) -> int:
 
 
 @pytest.mark.parametrize("number", BLOCKS)
-def test_a_run_sheet_follows_its_lesson(number):
-    stated, full, name = LESSONS[number].header.minutes, in_full(number), LESSONS[number].name
+def test_a_run_sheet_states_its_lessons_minutes_and_asks_for_its_predictions(number):
+    stated, full, rows = LESSONS[number].header.minutes, in_full(number), sheet(number)
     assert f"\n{stated} minutes, {full} with " in BLOCKS[number]
     assert f"| [{number}](blocks/{number}.md) | {stated} | {full} |" in PAGE
-    rows, pace = [*sheet(number), (full, "", "", "")], stated / minutes_of(name)[0]
-    code = "\n".join(c.source for c in LESSONS[number].cells if "optional" not in c.metadata.get("tags", []))
+    begins = [minute for minute, *_ in rows]
+    assert begins == sorted(begins) and begins[-1] < full
+    for _, section, *_ in rows[1:]:
+        assert re.search(rf"^#+ {re.escape(section)}$", TEXTS[number], re.M), section
+    code = "\n".join(c.source for c in LESSONS[number].cells if "optional" not in tags(c))
     labels = re.findall(r'(?<![.\w])predict\(\s*f?"(.*?)"', code)
     asked = [guess for *_, do, _ in rows for guess in re.findall(r"\*([^*]+)\*", do.replace("**", ""))]
     assert len(asked) == len(labels)
     for guess, label in zip(asked, labels, strict=True):
         assert re.fullmatch(re.sub(r"\\{.*?\\}", ".*", re.escape(label)), guess), (guess, label)
-    half = min(rows, key=lambda row: abs(row[0] - full / 2))[1]
-    assert f"Half of it is over at *{half}*" in " ".join(BLOCKS[number].split()), "where a latecomer joins"
-    late, cuts = 0, 0
-    for (minute, section, do, cut), (end, *_) in zip(rows, rows[1:]):  # noqa: B905
-        by_rule = pace * minutes_of(name, before=section)[0] if minute else 0
-        assert abs(minute - by_rule - late) <= 2 and minute < end, (section, by_rule + late)
-        late = full - stated if "exercise **" in do else late
-        saved = int((re.findall(r": (\d+) minutes?$", cut) or [0])[0])
-        assert saved <= end - minute, section
-        cuts += saved
-    assert cuts >= 5, "a sheet says what to leave out"
 
 
 def test_an_agenda_has_the_lessons_that_its_lessons_need_and_those_up_to_radius_fit_into_a_day():
@@ -110,13 +102,13 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", h)).lower().replace(" ", "-") for h in headings}
 
 
-@pytest.mark.parametrize("path", [WORKSHOP / "README.md", *(WORKSHOP / "blocks").glob("*.md")], ids=lambda p: p.stem)
-def test_links_and_their_anchors_lead_somewhere(path):
-    for link in re.findall(r"\]\(([^)]+)\)", path.read_text()):
-        file, _, anchor = link.partition("#")
-        target = (path.parent / file).resolve() if file else path
-        assert target.exists(), link
-        assert not anchor or anchor in anchors(target.read_text()), link
+def test_links_and_their_anchors_lead_somewhere():
+    for path in (WORKSHOP / "README.md", *(WORKSHOP / "blocks").glob("*.md")):
+        for link in re.findall(r"\]\(([^)]+)\)", path.read_text()):
+            file, _, anchor = link.partition("#")
+            target = (path.parent / file).resolve() if file else path
+            assert target.exists(), (path.name, link)
+            assert not anchor or anchor in anchors(target.read_text()), (path.name, link)
 
 
 PAGES = "\n".join([PAGE, *BLOCKS.values()])
@@ -124,11 +116,14 @@ FENCED = re.findall(r"^((?:make|aiscale) .+)$", "\n".join(re.findall(r"^```\n(.*
 COMMANDS = sorted({*FENCED, *re.findall(r"`((?:make|aiscale|jupyterhub) [^`\n]+)`", PAGES)})
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("aiscale")])
-def test_commands_parse(command):
-    words = shlex.split(command)[1:]
-    words += ["FILE"] if words[0] == "submit" else []
-    _parser(words[0]).parse_args(words)
+def test_commands_parse():
+    for command in [command for command in COMMANDS if command.startswith("aiscale")]:
+        words = shlex.split(command)[1:]
+        words += ["FILE"] if words[0] == "submit" else []
+        try:
+            _parser(words[0]).parse_args(words)
+        except SystemExit:
+            pytest.fail(command)
 
 
 @pytest.fixture(scope="module")

@@ -435,11 +435,6 @@ def test_a_chain_goes_on_after_a_job_that_was_stopped_and_ends_with_the_run(stat
     assert ("nothing to do: job 70 ended with status" in job.log) == over
 
 
-def test_the_helper_is_at_most_90_lines():
-    done = subprocess.run([sys.executable, "-m", "aiscale.hpc.job"], capture_output=True, text=True)
-    assert 0 < len(done.stdout.splitlines()) <= 90
-
-
 @pytest.mark.parametrize("name, local", [("frontier", "0"), ("perlmutter", "2")])
 def test_your_own_script_gets_torchruns_variables_and_nothing_of_the_kit(name, local, tmp_path):
     job = Job(tmp_path, f"{name}/your_own.sbatch", "mine.py", "--epochs", "3")

@@ -1,9 +1,27 @@
 """The emulated slow link: a collective takes at least its bytes / rate, and the time passes while the rank computes."""
 
+import contextlib
+
 import pytest
 
 from aiscale import cost
+from aiscale.distributed.link import Link
 from ranks import COLLECTIVES, aiscale, run_ranks
+
+
+def test_a_link_is_slow_only_inside_and_frames_take_their_share_of_its_rate():
+    link = Link()
+    with contextlib.suppress(RuntimeError), link.at(100):
+        messages, nbytes = cost.collective_terms("all_reduce", 2**20, 2, "gloo")
+        framed_s = nbytes * 1514 / 1448 * 8 / 100e6  # each frame of 1514 bytes carries 1448
+        expected_s = messages * link.latency_s + framed_s
+        assert link.seconds("all_reduce", 2**20, 2) == pytest.approx(expected_s)
+        with link.at(10):
+            assert link.rate_mbit_s == 10
+        assert link.rate_mbit_s == 100
+        raise RuntimeError
+    assert link.rate_mbit_s == 0
+
 
 TIMED = """
 import time

@@ -7,12 +7,24 @@ import pytest
 from aiscale import cost
 from aiscale.config import Run
 from aiscale.distributed import connect
-from aiscale.meter import step_peak_bytes
+from aiscale.distributed.counter import Group
+from aiscale.meter import Meter, step_peak_bytes
 from aiscale.parallel import build
 from aiscale.train import fit, read_metrics
 from ranks import run_ranks
 
 SETTINGS = ("model.n_layer=4", "model.d_model=64", "model.max_seq_len=64", "loop.seq_len=64", "loop.device=cpu")
+
+
+def test_a_step_reports_the_bytes_of_all_groups_that_call_the_same_collective():
+    world = connect("cpu")
+    meter = Meter(world, flops_per_token=1.0, precision="fp32")
+    with meter.step():
+        for name, nbytes in (("tp", 64), ("dp", 1000)):
+            world.traffic.add("all_reduce", Group(name, (0, 1)), nbytes)
+    world.close()
+    told = meter.record(tokens=1)
+    assert told["payload_bytes"] == {"all_reduce": 1064} and told["wire_bytes"] == 1064
 
 
 def test_a_serial_steps_peak_lies_between_activations_and_activations_with_gradients():

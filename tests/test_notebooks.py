@@ -6,7 +6,6 @@ import ast
 import copy
 import json
 import re
-import statistics
 import subprocess
 import sys
 from fnmatch import fnmatchcase
@@ -43,26 +42,19 @@ def test_the_first_cell_says_what_a_reader_needs_to_know(notebook):
     assert notebook.name.startswith(f"{header.number}_")
     assert header.needs == "nothing" or list(ROOT.rglob(f"{header.needs}.ipynb"))
     for heading in ("Questions", "You will be able to"):
-        assert 2 <= text.partition(f"## {heading}\n")[2].partition("\n##")[0].count("- ") <= 5, heading
-
-
-def test_cells_are_short_and_prose_stands_between_them(notebook, code):
-    covers = [cell for cell in notebook.cells if "cover" in cell.metadata.get("tags", ())]
+        assert "- " in text.partition(f"## {heading}\n")[2].partition("\n##")[0], heading
+    covers = [cell for cell in notebook.cells if "cover" in tags(cell)]
     assert len(covers) == 1, "one cell has the picture that the site's card shows"
-    lengths = [len(cell.source.splitlines()) for cell in code]
-    assert max(lengths) <= 25 and statistics.median(lengths) <= 10
-    for cell, following in zip(notebook.cells, notebook.cells[1:], strict=False):
-        assert "code" not in (cell.cell_type, following.cell_type) or cell.cell_type != following.cell_type, cell.source
-        if cell.cell_type == "code" and DRAWS.search(cell.source):
-            assert not following.source.startswith("#"), f"a figure is read: {cell.source}"
 
 
-def test_it_is_committed_without_outputs_and_editors_metadata(notebook):
-    content = json.loads(notebook.path.read_text())
-    assert content["metadata"] == KERNEL | {"language_info": {"name": "python"}}
-    for cell in content["cells"]:
-        assert set(cell["metadata"]) <= {"tags"} and "id" in cell
-        assert not cell.get("outputs") and cell.get("execution_count") is None, "aiscale's notebooks: nbstripout"
+def test_all_are_committed_without_outputs_and_editors_metadata():
+    for name, notebook in NOTEBOOKS.items():
+        content = json.loads(notebook.path.read_text())
+        assert content["metadata"] == KERNEL | {"language_info": {"name": "python"}}, name
+        for cell in content["cells"]:
+            assert set(cell["metadata"]) <= {"tags"} and "id" in cell, (name, cell)
+            is_clean = not cell.get("outputs") and cell.get("execution_count") is None
+            assert is_clean, f"{name}: nbstripout"
 
 
 def test_an_optional_section_is_optional_as_a_whole_and_the_core_path_does_not_need_it(notebook):
@@ -93,12 +85,9 @@ def problems(notebook, cells, rules: str) -> list[str]:
     return subprocess.run(command, input=nbformat.writes(shown), capture_output=True, text=True).stdout.splitlines()
 
 
-def minutes_of(name, before=None):
-    """Minutes of a core path, or of what stands before a heading, by every word and line; names of its exercises."""
+def minutes_of(name):
+    """Minutes of a core path, by every word and line."""
     core = [cell for cell in NOTEBOOKS[name].cells if "optional" not in tags(cell)]
-    if before:
-        heading = re.compile(rf"^#+ {re.escape(before)}$", re.M)
-        core = core[: next(i for i, cell in enumerate(core) if heading.search(cell.source))]
     prose = "\n".join(cell.source for cell in core if cell.cell_type == "markdown")
     code = "\n".join(cell.source for cell in core if cell.cell_type == "code")
     text = re.sub(r"```.*?```|!\[[^\]]*\]\([^)]*\)|<[^>]+>|\]\([^)]*\)|https?://\S+", " ", prose, flags=re.S)
@@ -107,29 +96,13 @@ def minutes_of(name, before=None):
     exercises = set(re.findall(r'(?:NotImplementedError|check)\("([\w.]+)"', code))
     figures = sum(bool(DRAWS.search(cell.source)) for cell in core) + prose.count("![")
     predictions = len(re.findall(r"(?<![.\w])predict\(", code))
-    return words / 130 + lines / 6 + 2 * predictions + 4 * len(exercises) + figures + 45 / 60, exercises
-
-
-@pytest.mark.parametrize("name", NOTEBOOKS)
-def test_the_core_path_takes_the_minutes_that_the_header_says(name):
-    minutes, exercises = minutes_of(name)
-    assert round(minutes) <= NOTEBOOKS[name].header.minutes, "delete, or make a section optional"
-    if name in LESSONS:
-        assert NOTEBOOKS[name].header.minutes <= min(60, 1.3 * minutes)
-        assert len(exercises) == 1, "a core path has one exercise cell with its check"
+    return words / 130 + lines / 6 + 2 * predictions + 4 * len(exercises) + figures + 45 / 60
 
 
 @pytest.mark.parametrize("name", LESSONS)
-def test_a_core_path_uses_at_most_eight_names_of_the_kit(name):
-    names = set()
-    for cell in NOTEBOOKS[name].cells:
-        if cell.cell_type == "code" and "optional" not in tags(cell) and not SCRIPT.match(cell.source):
-            lines = cell.source.replace("\\\n", "").splitlines()
-            lines = [line for line in lines if not re.match(r"\s*([%!]|\w+ = !)", line)]
-            for node in ast.walk(ast.parse("\n".join(lines))):
-                if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "aiscale":
-                    names |= {alias.name for alias in node.names}
-    assert len(names) <= 8, sorted(names)
+def test_the_core_path_takes_the_minutes_that_the_header_says(name):
+    stated = NOTEBOOKS[name].header.minutes
+    assert round(minutes_of(name)) <= stated <= 70, "delete, or make a section optional"
 
 
 @pytest.mark.parametrize("name", LESSONS)
@@ -139,7 +112,8 @@ def test_each_prediction_of_a_lesson_has_its_answer_in_the_table(name):
     for cell in NOTEBOOKS[name].cells:
         if cell.cell_type != "code" or SCRIPT.match(cell.source):
             continue
-        lines = [line for line in cell.source.splitlines() if not re.match(r"\s*([%!]|\w+ = !)", line)]
+        whole = cell.source.replace("\\\n", "").splitlines()
+        lines = [line for line in whole if not re.match(r"\s*([%!]|\w+ = !)", line)]
         for node in ast.walk(ast.parse("\n".join(lines))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "predict":
                 if any(keyword.arg == "rows" for keyword in node.keywords):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 import time
@@ -183,14 +184,25 @@ def test_gpt3_on_a_thousand_nodes_is_searched_in_two_seconds_and_losers_have_rea
     assert found.best.fits and found.best.layout.gpus == 8192
     times = [answer.step.total_s for answer in found.ranked]
     assert times == sorted(times) and all("slower" in reason for _, reason in found.reasons())
+    for answer, reason in found.reasons():
+        told = re.match(r"(\S+) % slower: (\S+) s more of (.+)", reason)
+        slower_pct, more_s, part = told.groups()
+        ratio = answer.step.total_s / found.best.step.total_s
+        assert float(slower_pct) == pytest.approx(100 * (ratio - 1), abs=0.6)
+        grown_s = answer.step.causes()[part] - found.best.step.causes()[part]
+        assert float(more_s) == pytest.approx(grown_s, abs=0.006)
 
 
 def test_a_model_that_cannot_fit_is_told_by_how_much_and_what_would_help():
     found = search(SHAPES["gpt3-175b"], SELENE, 8, 512)
     layout = found.too_large[0][1]
     over = (needed_bytes(found.shape, layout, CONSTANTS) - capacity_bytes(SELENE, layout, CONSTANTS)) / 1e9
-    with pytest.raises(ConfigError, match=rf"needs {over:.0f} GB a device more than there is; .* fit with \d+ nodes"):
+    told = rf"needs {over:.0f} GB a device more than there is; .* fit with (\d+) nodes"
+    with pytest.raises(ConfigError, match=told) as refused:
         _ = found.best
+    gpus = int(re.search(told, str(refused.value))[1]) * SELENE.gpus_per_node
+    assert search(SHAPES["gpt3-175b"], SELENE, gpus, 512).ranked
+    assert not search(SHAPES["gpt3-175b"], SELENE, gpus // 2, 512).ranked
 
 
 @pytest.mark.parametrize(
@@ -214,12 +226,21 @@ def test_the_command_prints_a_page_and_json(capsys, tmp_path):
     said = capsys.readouterr().out
     assert "13.1 B parameters" in said and "node-hours" in said and "where the step goes" in said
     assert "(many nodes, a program that was not fitted)" in said and "kWh" in said and "may not fit" not in said
+    days, low, high = map(float, re.search(r"tokens: (\S+) days \((\S+) to (\S+)\)", said).groups())
+    bands = SCOREBOARD["bands"]["unseen"]
+    assert [low / days, high / days] == pytest.approx(bands["many_nodes"], rel=0.01)
     main("plan --model forge-m --machine perlmutter --nodes 4".split())  # fits, but the band's upper end does not
     assert "it may not fit" in capsys.readouterr().out
     argv = "plan --model gpt3-175b --machine selene --nodes 128 --layout tp=8,pp=16,micro_batch=1 --json"
     assert main(argv.split()) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["gpus"] == 1024 and answer["fits"] and 0.3 < answer["mfu_pct"] / 100 < 0.7
+    fullest_gb = max(sum(stage.values()) for stage in answer["stages_GB"])
+    assert fullest_gb == pytest.approx(answer["memory_GB"], rel=1e-3)
+    kinds = {"days": "many_nodes", "node_hours": "many_nodes", "memory_GB": "memory"}
+    for name, kind in kinds.items():
+        expected = [answer[name] * ratio for ratio in bands[kind]]
+        assert answer[f"{name}_band"] == pytest.approx(expected, rel=1e-3)
     file = tmp_path / "runs.csv"
     file.write_text("id,gpus\none,8\n")
     assert main(["plan", "--rows", str(file), "--json"]) == 0

@@ -67,3 +67,11 @@ def test_ranks_and_series_are_distinguishable(vision):
     for palette in (style.RANK_COLORS, cycle):
         for one, other in itertools.combinations(palette, 2):
             assert np.linalg.norm(oklab(one, vision) - oklab(other, vision)) > 8, (one, other)
+
+
+def test_numbers_larger_than_a_laptops_have_their_units():
+    sizes = [style.format_bytes(2.5 * 2**power) for power in (30, 40, 50)]
+    assert sizes == ["2.5 GiB", "2.5 TiB", "2.5 PiB"]
+    counts = [style.format_count(10**power) for power in (3, 6, 9, 12)]
+    assert counts == ["1 k", "1 M", "1 B", "1 T"]
+    assert style.format_seconds(86_400) == "86400 s"

@@ -1,10 +1,9 @@
-"""The README and the pages that it sends to are true: commands parse, links, tree and table are correct."""
+"""The README and the pages that it sends to are true: commands, links and its table."""
 
 from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -27,19 +26,26 @@ def section(heading: str) -> str:
     return README.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("aiscale")])
-def test_commands_parse(command):
-    words = shlex.split(command)[1:]
-    _parser(words[0]).parse_args(words)
+def test_commands_parse():
+    commands = [command for command in COMMANDS if command.startswith("aiscale")]
+    assert len(commands) > 20
+    for command in commands:
+        words = shlex.split(command)[1:]
+        try:
+            _parser(words[0]).parse_args(words)
+        except SystemExit:
+            pytest.fail(command)
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("make")])
-def test_make_has_the_targets_and_variables(command):
+def test_make_has_the_targets_and_variables():
     makefile = (ROOT / "Makefile").read_text()
-    for word in shlex.split(command)[1:]:
-        name, equals, _ = word.partition("=")
-        found = name in makefile if equals else re.search(rf"^{name}:", makefile, re.M)
-        assert found, f"the Makefile has no {name}"
+    commands = [command for command in COMMANDS if command.startswith("make")]
+    assert len(commands) > 10
+    for command in commands:
+        for word in shlex.split(command)[1:]:
+            name, equals, _ = word.partition("=")
+            found = name in makefile if equals else re.search(rf"^{name}:", makefile, re.M)
+            assert found, f"{command}: the Makefile has no {name}"
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -53,14 +59,6 @@ def test_every_command_is_shown_by_an_example():
 
     shown = {shlex.split(command)[1] for command in COMMANDS if command.startswith("aiscale ")}
     assert set(commands()) - shown == set()
-
-
-def test_the_tree_matches_the_repository():
-    listed = {line.split()[0].rstrip("/") for line in section("Tree").splitlines() if re.match(r"\S+\s{2,}\S", line)}
-    assert listed and [name for name in listed if not (ROOT / name).exists()] == []
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
-    folders = {path.split("/")[0] for path in tracked if "/" in path and not path.startswith(".")}
-    assert folders <= {name.split("/")[0] for name in listed}
 
 
 def test_the_table_of_notebooks_matches_their_headers():

@@ -1,5 +1,6 @@
 """fit: its numbers, its files, how it ends, and how it resumes."""
 
+import itertools
 import json
 import math
 import os
@@ -10,6 +11,7 @@ import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -116,6 +118,23 @@ def test_a_resumed_run_equals_one_that_never_stopped(tmp_path):
     assert [line["step"] for kind in ("eval", "rank") for line in read_metrics(tmp_path / "parts", kind)] == [3, 6, 6]
     a, b = (open_trained(tmp_path / name)[0].state_dict() for name in ("whole", "parts"))
     assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_a_resumed_run_reports_the_tokens_that_it_read_itself(tmp_path):
+    train(tmp_path, "loop.steps=2")
+    summary = train(tmp_path, "loop.steps=6", resume=True).summary
+    assert (summary["steps"], summary["tokens"]) == (6, 4 * 4 * 32)
+    assert summary["tokens_per_s"] == pytest.approx(summary["tokens"] / summary["seconds"])
+
+
+def test_checkpoints_by_the_clock_are_as_far_apart_as_asked_for(tmp_path, monkeypatch):
+    minutes, saved = itertools.count(), []
+    clock = SimpleNamespace(monotonic=lambda: 60.0 * next(minutes), perf_counter=time.perf_counter)
+    monkeypatch.setattr("aiscale.train.loop.time", clock)
+    monkeypatch.setattr(checkpoint, "save", lambda *_, step, keep: saved.append(step))
+    train(tmp_path, "loop.steps=12", "loop.checkpoint_minutes=3", "loop.eval_every=0")
+    # The clock is asked once a step and after each checkpoint; it is a minute later each time.
+    assert saved == [3, 6, 9, 12]
 
 
 def test_a_checkpoint_just_written_is_kept_despite_a_newer_partial_or_damaged_one(tmp_path):

@@ -142,6 +142,18 @@ def test_nccls_collectives_are_read_from_its_flight_recorder_without_bookkeeping
         flight.read(dump, first=2)
 
 
+def test_groups_of_one_size_are_added_up_and_bookkeeping_is_apart_until_its_outer_end():
+    traffic = flight.Traffic()
+    for ranks, nbytes in (((0, 1), 100), ((0, 2), 20), ((0, 2), 3)):
+        traffic.add("all_reduce", Group("dp", ranks), nbytes)
+    with traffic.control():
+        with traffic.control():
+            pass
+        traffic.add("all_reduce", Group("dp", (0, 1)), 7)
+    assert traffic.snapshot() == {("all_reduce", 2): flight.Count(3, 123)}
+    assert traffic.control_counts == {("all_reduce", 2): flight.Count(1, 7)}
+
+
 @pytest.mark.gpu
 def test_nccl_is_counted_like_gloo(tmp_path):
     if not torch.cuda.is_available():

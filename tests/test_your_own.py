@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -11,7 +13,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from IPython.core.interactiveshell import InteractiveShell
+from torch.nn.functional import cross_entropy
 
 from aiscale import lesson
 from aiscale.distributed import rendezvous
@@ -95,6 +99,12 @@ def test_a_script_edited_by_hand_is_kept(tmp_path):
     }
 
 
+def test_a_script_written_before_others_is_still_known_as_written_here(tmp_path):
+    for name, text in (("a.py", "first\n"), ("b.py", "other\n"), ("a.py", "second\n")):
+        scripts.write(tmp_path / name, text)
+    assert sorted(path.name for path in tmp_path.glob("*.py")) == ["a.py", "b.py"]
+
+
 def test_a_cell_that_is_edited_and_run_again_replaces_what_it_wrote(tmp_path, capsys):
     scripts.load_ipython_extension(shell := InteractiveShell.instance())
     script, first = tmp_path / "model.py", "class A:\n    x = 1\n"
@@ -123,6 +133,64 @@ def test_a_world_size_without_a_rank_divides_no_batch(serial, cwd):
     words = [SCRIPTS / "train.py", f"--text={cwd.parent / 'text'}", "--steps=2"]
     done = start(sys.executable, *words, cwd=cwd, env={"WORLD_SIZE": "4"})
     assert_equal(losses(done.stdout), serial[:2])
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """own(name) imports a script as its neighbours see it."""
+    monkeypatch.syspath_prepend(SCRIPTS)
+    names = {path.stem for path in SCRIPTS.glob("*.py")}
+    before = {name: sys.modules.pop(name) for name in names & sys.modules.keys()}
+    yield importlib.import_module
+    for name in names & sys.modules.keys():
+        del sys.modules[name]
+    sys.modules.update(before)
+
+
+def test_the_newest_of_many_sharded_checkpoints_is_read(own, tmp_path):
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for steps in (9, 10, 100):
+        own("sharded_checkpoint").save(tmp_path, model, optimizer, steps)
+    assert own("sharded_checkpoint").load(tmp_path, model, optimizer) == 100
+
+
+def test_radius_sends_the_entries_that_adam_moves_most(own):
+    weight = torch.nn.Parameter(torch.zeros(2, 2))
+    model = torch.nn.ParameterList([weight])
+    optimizer = torch.optim.AdamW(model)
+    # |m| / sqrt(v) is 0.1, 2, 0.5 and 4; |m| / v would choose the first and the last.
+    optimizer.state[weight] = {
+        "exp_avg": torch.tensor([[1e-4, 6.0], [5.0, -8.0]]),
+        "exp_avg_sq": torch.tensor([[1e-6, 9.0], [100.0, 4.0]]),
+    }
+    radius = own("train_radius").Radius(model, density=0.5, interval=1)
+    radius.after_step(optimizer)
+    assert radius.mask[weight].tolist() == [False, True, False, True]
+
+
+def test_trainer_learns_the_next_byte(own, monkeypatch, tmp_path):
+    """transformers' model shifts the labels itself."""
+    import transformers  # takes seconds
+
+    made = []
+    own("model")
+    monkeypatch.setattr(transformers.Trainer, "train", lambda trainer: made.append(trainer))
+    monkeypatch.setattr(sys, "argv", ["trainer.py", f"--output_dir={tmp_path}", "--use_cpu"])
+    runpy.run_path(str(SCRIPTS / "trainer.py"), run_name="__main__")
+    model, window = made[0].model.eval(), made[0].train_dataset[3]
+    shown = model(**{name: tensor[None] for name, tensor in window.items()})
+    text = window["input_ids"]
+    torch.testing.assert_close(shown.loss, cross_entropy(shown.logits[0, :-1], text[1:]))
+
+
+def test_held_bytes_has_gradients_and_counts_a_storage_once(own):
+    model = torch.nn.Linear(100, 10)
+    without = own("held").held_bytes(model)
+    model(torch.ones(1, 100)).sum().backward()
+    view = model.weight.detach()[0]
+    assert own("held").held_bytes(model) - without == 4 * (100 * 10 + 10)
+    assert view.numel() == 100
 
 
 def test_two_ranks_learn_what_one_process_learns(serial, cwd):
