@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import re
@@ -186,6 +187,7 @@ def test_trainer_learns_the_next_byte(own, monkeypatch, tmp_path):
 
 def test_held_bytes_has_gradients_and_counts_a_storage_once(own):
     model = torch.nn.Linear(100, 10)
+    gc.collect()  # what other tests have left must not go in between
     without = own("held").held_bytes(model)
     model(torch.ones(1, 100)).sum().backward()
     view = model.weight.detach()[0]
