@@ -43,7 +43,7 @@ class CheckpointError(RuntimeError):
 def check_shared(folder: str | Path, world: World) -> None:
     """Raise CheckpointError on all ranks unless each sees a file that rank 0 writes beside `folder`: every node may
     have a folder of that name on its own disk. All ranks call it."""
-    marker = world.from_rank0(lambda: _marked(Path(folder)))
+    marker = Path(world.from_rank0(lambda: str(_marked(Path(folder)))))
     try:
         _all_see([marker], world)
     finally:
