@@ -1,4 +1,4 @@
-"""Trains a GPT of Megatron-Core's layers in tensor, pipeline and data parallelism.
+"""Trains Megatron-Core's GPT in tensor, pipeline and data parallelism.
 
     torchrun --nproc-per-node=4 train_megatron.py --steps 20
 
@@ -8,7 +8,6 @@ Start it again with more steps: it goes on from its checkpoint.
 import argparse
 import gc
 import os
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -20,20 +19,12 @@ if not torch.cuda.is_available():
     without_gpu.prepare_megatron()
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
-from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
-from megatron.core.models.hybrid import hybrid_block
 from megatron.core.models.hybrid.hybrid_model import HybridModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.ssm.mlp_layer import MLPLayer
-from megatron.core.transformer import ModuleSpec, TransformerConfig
-from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
-from megatron.core.transformer.dot_product_attention import DotProductAttention
-from megatron.core.transformer.enums import AttnMaskType
-from megatron.core.transformer.mlp import MLP, MLPSubmodules
-from megatron.core.transformer.torch_norm import WrappedTorchNorm as Norm
-from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from megatron.core.transformer import TransformerConfig
 from megatron_checkpoint import load, save
+from megatron_layers import layers
 
 # torchrun tells each process who it is, in RANK and WORLD_SIZE; without them it is rank 0 of 1.
 rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -43,25 +34,10 @@ if torch.cuda.is_available():  # the n-th rank of a node has its n-th GPU, or th
     torch.cuda.set_device(device)
 
 
-def layers():
-    """Attention (*) and MLP (-): the first matrix of each is cut by columns, the last by rows."""
-    columns, rows = tensor_parallel.ColumnParallelLinear, tensor_parallel.RowParallelLinear
-    attention = SelfAttentionSubmodules(columns, DotProductAttention, rows)
-    attention = ModuleSpec(SelfAttention, {"attn_mask_type": AttnMaskType.causal}, attention)
-    attention = TransformerLayerSubmodules(Norm, attention, get_bias_dropout_add)
-    mlp = partial(MLP.as_mlp_submodule, submodules=MLPSubmodules(columns, rows))
-    mlp = TransformerLayerSubmodules(pre_mlp_layernorm=Norm, mlp=mlp, mlp_bda=get_bias_dropout_add)
-    hybrid_block.TENorm = Norm  # after the last layer it would take Transformer Engine's
-    return hybrid_block.HybridStackSubmodules(
-        attention_layer=ModuleSpec(TransformerLayer, submodules=attention),
-        mlp_layer=ModuleSpec(MLPLayer, submodules=mlp),
-    )
-
-
 def build(args):
     """This rank's part of the model, and its optimizer."""
     assert 4 % args.pp == 0, f"--pp {args.pp} does not divide the 4 blocks: take 1, 2 or 4"
-    pattern = "|".join(["*-" * (4 // args.pp)] * args.pp)  # 8 layers; a | ends a stage
+    pattern = "|".join(["*-" * (4 // args.pp)] * args.pp)  # a | ends a stage
     config = TransformerConfig(
         num_layers=8, hidden_size=64, num_attention_heads=4, hidden_dropout=0.0, attention_dropout=0.0,
         tensor_model_parallel_size=args.tp, pipeline_model_parallel_size=args.pp, pipeline_dtype=torch.float32,
@@ -69,8 +45,7 @@ def build(args):
         use_cpu_initialization=True,
     )  # fmt: skip
     model = HybridModel(
-        config, ModuleSpec(hybrid_block.HybridStack, submodules=layers()), vocab_size=256,
-        max_sequence_length=T, hybrid_layer_pattern=pattern,
+        config, layers(), vocab_size=256, max_sequence_length=T, hybrid_layer_pattern=pattern,
         position_embedding_type="learned_absolute",
         pre_process=parallel_state.is_pipeline_first_stage(),  # has the embedding
         post_process=parallel_state.is_pipeline_last_stage(),  # has the head and the loss
