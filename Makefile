@@ -55,6 +55,8 @@ ifdef WHEELS
 	@$(BIN)/python -m pip wheel -q --no-deps -w $(BUILD)/class/aiscale/wheels -r $(BUILD)/class/lessons.txt
 	@$(BIN)/python -m pip wheel -q --no-deps -w $(BUILD)/class/aiscale/wheels "$$(grep '^torch==' requirements.lock)" \
 		--extra-index-url "$${PYTORCH_INDEX:-https://download.pytorch.org/whl}/cpu"
+	@$(BIN)/python -m pip wheel -q --no-deps --ignore-requires-python -w $(BUILD)/class/aiscale/wheels \
+		"$$(sed -nE 's/^(megatron-core==[^ ;]+).*/\1/p' requirements.lock)"  # on Python 3.11: scripts/setup.sh
 endif
 	@tar -czf $(BUILD)/class/class.tar.gz -C $(BUILD)/class aiscale && mv $(BUILD)/class/class.tar.gz $(BUILD)
 	@rm -r $(BUILD)/class && ls -lh $(BUILD)/class.tar.gz

@@ -95,6 +95,11 @@ pip install --no-deps --no-compile --progress-bar off -r .venv/rest.txt | while 
   case $line in Collecting* | Processing* | Requirement*) printf '\rsetup: %d of %d' $((n += 1)) "$total" >&2 ;; esac
 done
 echo >&2
+# Megatron-Core says that it needs Python 3.12, yet has wheels for 3.11. A lock cannot say that pip may take them.
+if ! .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then
+  megatron=$(sed -nE 's/^(megatron-core==[^ ;]+).*/\1/p' requirements.lock)
+  pip install --no-deps --no-compile -q --ignore-requires-python "$megatron"
+fi
 pip install -q --no-deps --no-build-isolation --editable .
 .venv/bin/python -c 'import torch; version = tuple(map(int, torch.__version__.split(".")[:2]))
 assert version >= (2, 10), f"torch {torch.__version__} is older than 2.10: choose another with TORCH"'

@@ -59,7 +59,8 @@ def test_the_lock_names_exact_versions_and_no_place_to_get_them():
 def test_the_lock_satisfies_pyproject_on_every_supported_python(python, system):
     versions = locked(python, system)
     for requirement in DIRECT:
-        assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)]), requirement
+        if not requirement.marker or requirement.marker.evaluate({"python_version": python[:4]}):
+            assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)]), requirement
 
 
 def test_the_lock_is_complete():
@@ -85,7 +86,7 @@ def test_conda_gets_the_same_versions():
     from rattler import MatchSpec
 
     *conda, pip = ENVIRONMENT["dependencies"]
-    versions = locked()
+    versions = locked("3.12.8")
     found = {"aiscale": "."}
     for text in conda:
         spec = MatchSpec(text, strict=True)  # raises on what conda would not parse
@@ -96,7 +97,7 @@ def test_conda_gets_the_same_versions():
         if not line.startswith("-e"):
             name, version = line.split("==")
             found[canonicalize_name(name)] = version
-    assert found.pop("python") == "3.11" and found.pop("aiscale") == "."
+    assert found.pop("python") == "3.12" and found.pop("aiscale") == "."
     assert {name: versions[name] for name in found} == found
     assert {canonicalize_name(r.name) for r in DIRECT} <= set(found), "every direct dependency is pinned there too"
 

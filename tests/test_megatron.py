@@ -1,5 +1,9 @@
 """Megatron-Core trains the same model as serial in every layout; its checkpoints resume, and its patches stay local."""
 
+import importlib.util
+import subprocess
+import sys
+
 import pytest
 
 from ranks import TRAINING, run_ranks
@@ -14,12 +18,28 @@ def compare(*settings):
     engine = build(base.override(*settings), world)
     off, precision = differences(engine, steps=4), engine.run.loop.precision
     engine.close()
-    assert len(set(world.gather((off["loss"], off["norm"])))) == 1, "ranks disagree"
+    told = world.gather([off["loss"], off["norm"]])
+    assert all(numbers == told[0] for numbers in told), "ranks disagree"
     limits = {"fp64": (1e-10, 1e-10, 1e-9), "bf16": (5e-3, 1e-2, 5e-2), "fp16": (1e-3, 5e-3, 5e-2)}[precision]
     if world.is_main:
         say(all(value < limit for value, limit in zip(off.values(), limits)) or (settings, off))
 """
 )
+
+WITHOUT_TRITON = """
+from importlib.util import find_spec
+from aiscale import without_gpu
+without_gpu.prepare_megatron()
+from megatron.core.models.hybrid.hybrid_model import HybridModel
+print(HybridModel.__name__, find_spec("triton"))
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is not None, reason="Triton is here: nothing stands in for it")
+def test_a_script_imports_megatron_core_without_triton_and_no_other_library_finds_one():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TRITON], capture_output=True, text=True, timeout=300)
+    assert (done.stdout, done.stderr) == ("HybridModel None\n", ""), done.stderr
+
 
 RECOMPUTED = "model.activation_checkpointing=true"
 LAYOUTS = [

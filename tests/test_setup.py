@@ -18,6 +18,7 @@ STAND_IN = """#!/bin/bash
 echo "$*" >> "{calls}"
 case "$*" in
   --version) echo "Python 3.11.9" ;;
+  *"sys.version_info < (3, 12)"*) exit {before_3_12} ;;
   "-c import sys"*) ;;
   "-c import urllib"*) {probe} ;;
   "-m venv"*) mkdir -p .venv/bin; cp "$0" .venv/bin/python; touch .venv/bin/aiscale; chmod +x .venv/bin/aiscale ;;
@@ -42,9 +43,9 @@ class Clone:
         path.write_text(f"#!/bin/bash\n{does}\n")
         path.chmod(0o755)
 
-    def stand_in(self, pip: str = "true", probe: str = "true") -> None:
+    def stand_in(self, pip: str = "true", probe: str = "true", before_3_12: int = 0) -> None:
         path = self.folder / "python"
-        path.write_text(STAND_IN.format(calls=self.calls, pip=pip, probe=probe))
+        path.write_text(STAND_IN.format(calls=self.calls, pip=pip, probe=probe, before_3_12=before_3_12))
         path.chmod(0o755)
         if (self.folder / ".venv/bin/python").exists():
             shutil.copy(path, self.folder / ".venv/bin/python")
@@ -75,6 +76,15 @@ def test_setup_installs_torch_first_and_pinned_then_the_lock_then_the_package(cl
     assert package.endswith("--editable .")
     lines = (clone.folder / ".venv/rest.txt").read_text().splitlines()
     assert sorted(lines) == sorted(line for line in LOCK if not line.startswith(("#", "torch==")))
+
+
+def test_on_python_3_11_megatron_core_is_asked_for_once_more_whatever_python_it_says_that_it_needs(clone):
+    clone.stand_in(before_3_12=1)
+    assert clone.setup("lessons").returncode == 0
+    _, rest, megatron, _ = clone.pip()
+    (line,) = [line for line in LOCK if line.startswith("megatron-core==")]
+    assert megatron.split()[-2:] == ["--ignore-requires-python", line.split(" ;")[0]]
+    assert "--no-deps" in megatron and "--ignore-requires-python" not in rest
 
 
 def test_lessons_get_the_first_part_of_the_lock_and_setup_adds_the_rest(clone):

@@ -111,8 +111,9 @@ def test_the_archive_holds_what_a_seat_without_network_needs_and_no_solutions(pa
     assert "aiscale/build/slides/hour_1.html" in names and "aiscale/src/aiscale/cli.py" in names
     assert not [name for name in names if name.startswith(("aiscale/tests", "aiscale/workshop/solutions"))]
     folder = packed.parents[1]
-    rest, torch = (folder / "asked").read_text().splitlines()
+    rest, torch, megatron = (folder / "asked").read_text().splitlines()
     assert rest.startswith("-m pip wheel -q --no-deps") and torch.endswith("/whl/cpu")
+    assert "--ignore-requires-python" in megatron and re.search(r" megatron-core==[\d.]+$", megatron)
     lessons = (folder / "lessons.txt").read_text()
     assert "jupyterlab==" in lessons and "torch==" not in lessons and "pytest==" not in lessons
 

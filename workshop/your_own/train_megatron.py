@@ -19,12 +19,12 @@ if not torch.cuda.is_available():
     without_gpu.prepare_megatron()
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
-from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.hybrid.hybrid_model import HybridModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import TransformerConfig
 from megatron_checkpoint import load, save
+from megatron_layers import layers
 
 # torchrun tells each process who it is, in RANK and WORLD_SIZE; without RANK it is rank 0 of 1.
 rank = int(os.environ.get("RANK", 0))
@@ -37,14 +37,17 @@ if torch.cuda.is_available():  # the n-th rank of a node has its n-th GPU, or th
 
 def build(args):
     """This rank's part of the model, and its optimizer."""
+    assert 4 % args.pp == 0, f"--pp {args.pp} does not divide the 4 blocks: take 1, 2 or 4"
+    pattern = "|".join(["*-" * (4 // args.pp)] * args.pp)  # a | ends a stage
     config = TransformerConfig(
-        num_layers=4, hidden_size=64, num_attention_heads=4, hidden_dropout=0.0, attention_dropout=0.0,
+        num_layers=8, hidden_size=64, num_attention_heads=4, hidden_dropout=0.0, attention_dropout=0.0,
         tensor_model_parallel_size=args.tp, pipeline_model_parallel_size=args.pp, pipeline_dtype=torch.float32,
         finalize_model_grads_func=finalize_model_grads,  # the average over the copies
         use_cpu_initialization=True,
     )  # fmt: skip
-    model = GPTModel(
-        config, get_gpt_layer_local_spec(), vocab_size=256, max_sequence_length=T,
+    model = HybridModel(
+        config, layers(), vocab_size=256, max_sequence_length=T, hybrid_layer_pattern=pattern,
+        position_embedding_type="learned_absolute",
         pre_process=parallel_state.is_pipeline_first_stage(),  # has the embedding
         post_process=parallel_state.is_pipeline_last_stage(),  # has the head and the loss
     )  # fmt: skip
@@ -58,8 +61,7 @@ def forward(iterator, model):
     """What the schedule calls for each micro-batch, on each stage."""
     batch = next(iterator).to(device)
     places = torch.arange(T, device=device).expand(len(batch), -1)
-    future = torch.ones(1, 1, T, T, dtype=torch.bool, device=device).triu(1)  # what a token may not see
-    losses = model(batch[:, :-1], places, future, labels=batch[:, 1:])
+    losses = model(batch[:, :-1], places, None, labels=batch[:, 1:])  # no mask but the causal one
     return losses, lambda losses: (losses.mean(), losses.mean().detach())
 
 

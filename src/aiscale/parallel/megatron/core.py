@@ -1,7 +1,7 @@
 """Megatron-Core's process groups, model, data-parallel wrapper and optimizer, set up for a `Run`.
 
 The model is GPTModel from the local layer spec, but with our norms (`Norm`): the local spec's norms always have a bias
-and refuse sequence parallelism. Everything must run inside `adapt.adapted`.
+and refuse sequence parallelism. Everything must run inside `without_gpu.megatron_on`.
 
 Shapes: B sequences, T tokens, V vocabulary.
 """
@@ -23,7 +23,9 @@ from aiscale.model.gpt import make_norm
 from aiscale.optim import FUSED_DEVICES
 from aiscale.parallel.megatron.layout import Grid, Slot, padded_vocab
 from aiscale.parallel.megatron.shards import Shard
+from aiscale.without_gpu import leave_out_triton
 
+leave_out_triton()
 with warnings.catch_warnings():  # about missing Apex and Transformer Engine, which need CUDA
     warnings.simplefilter("ignore")
     from megatron.core import optimizer as megatron_optimizer

@@ -4,7 +4,7 @@
 
 Megatron-Core does all computing and communicating (Shoeybi et al. 2019; Narayanan et al. 2021; Korthikanti et al.
 2022). We convert the weights from and to `GPT` exactly (`layout`), write the checkpoint files (`shards`), and replace
-its CUDA calls on a CPU (`adapt`).
+its CUDA calls on a CPU (`aiscale.without_gpu`).
 
 Shapes: B sequences, T tokens.
 """
@@ -29,10 +29,10 @@ from aiscale.distributed import World
 from aiscale.model import GPT
 from aiscale.optim import set_lr
 from aiscale.parallel.megatron import shards
-from aiscale.parallel.megatron.adapt import adapted
 from aiscale.parallel.megatron.layout import Grid, slots
 from aiscale.parallel.megatron.shards import Saved, Shard
 from aiscale.parallel.serial import Engine, MicroBatch, prepare
+from aiscale.without_gpu import megatron_on
 
 
 def preload() -> None:
@@ -175,7 +175,7 @@ class MegatronEngine(Engine):
             return float(self.optimizer.get_grad_norm())
         (optimizer,) = self.optimizer.chained_optimizers
         squares = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        for gradient in optimizer.get_main_grads_for_grad_norm():
+        for gradient in optimizer.get_grads_for_grad_norm():
             squares += gradient.square().sum()
         dist.all_reduce(squares, group=optimizer.get_grad_stats_parallel_group())
         return math.sqrt(squares.item())
@@ -227,7 +227,7 @@ class MegatronEngine(Engine):
         self.core.end_groups()
 
     def _adapted(self) -> AbstractContextManager[None]:
-        return adapted(self.world.device, double=self.run.loop.precision == "fp64")
+        return megatron_on(self.world.device, double=self.run.loop.precision == "fp64")
 
     def _shards(self) -> list[Shard]:
         tables = [slots(self.run.model, self.grid, stage) for stage in self.stages]
