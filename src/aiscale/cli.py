@@ -80,6 +80,10 @@ def _may_be_a_rank() -> bool:
 
 
 def _run(argv: list[str]) -> int:
+    if argv[:1] == ["verify"] and _names_a_script(argv[1:]):  # torch alone is enough for it
+        from aiscale.measure.referee import command
+
+        return command.main(argv[1:])
     parser = _parser(argv[0] if argv else "")
     args = parser.parse_args(argv)
     if args.version:
@@ -92,6 +96,11 @@ def _run(argv: list[str]) -> int:
         return 0
     keep_caches_private()
     return args.run(args) or 0
+
+
+def _names_a_script(argv: list[str]) -> bool:
+    own = argv[: argv.index("--")] if "--" in argv else argv
+    return any(word.endswith(".py") for word in own)
 
 
 def commands(wanted: str = "") -> dict[str, argparse.ArgumentParser]:

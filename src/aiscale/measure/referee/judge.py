@@ -1,0 +1,154 @@
+"""Starts the runs that a verdict needs, one after the other, and compares them.
+
+    verdict = judge(Question(Path("train_ddp.py"), ("--save", "{TMP}/checkpoint"), ranks=4, steps=3))
+
+The runs: many ranks, watched; the same bare, to see that watching changes no bit of it; one rank; one rank with the
+noise of rounding. Where only the initial weights differ, one rank begins again from those of many.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiscale.measure.referee import order, trace
+from aiscale.measure.referee.compare import compare
+from aiscale.measure.referee.runs import Job, Run, wait
+from aiscale.measure.referee.shards import wholes
+from aiscale.measure.referee.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Question:
+    script: Path
+    arguments: tuple[str, ...] = ()
+    ranks: int = 4
+    steps: int = 3
+    limit_s: float = 120.0  #: for each run
+
+
+class _Runs:
+    """The runs of one question, each in a folder of its own below one that only this user can enter."""
+
+    def __init__(self, question: Question, top: Path, tell: Callable[[str], None]):
+        self.question, self.top, self.tell = question, top, tell
+
+    def start(self, name: str, ranks: int, **watched) -> Run:
+        question = self.question
+        job = Job(question.script, question.arguments, ranks, question.steps, **watched)
+        return Run(job, self.top / name)
+
+    def finish(self, words: str, *runs: Run) -> None:
+        self.tell(words)
+        wait(runs, self.question.limit_s)
+
+    def many(self) -> Run:
+        run = self.start("many", self.question.ranks)
+        self.finish(f"{self.question.ranks} ranks", run)
+        return run
+
+    def bare(self, name: str) -> Run:
+        run = self.start(name, self.question.ranks, bare=True)
+        self.finish(f"{self.question.ranks} ranks, unwatched", run)
+        return run
+
+    def reference(self, name: str, weights: Path | None = None) -> tuple[Run, Run]:
+        one = self.start(name, 1, weights=weights)
+        noisy = self.start(f"{name}-noisy", 1, weights=weights, noise=True)
+        self.finish("one rank, with and without rounding noise", one, noisy)
+        return one, noisy
+
+
+def judge(question: Question, tell: Callable[[str], None] = lambda words: None) -> Verdict:
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="aiscale-referee-") as top:
+        verdict = _judge(_Runs(question, Path(top), tell))
+    verdict.seconds = time.monotonic() - began
+    return verdict
+
+
+def _judge(runs: _Runs) -> Verdict:
+    many_run = runs.many()
+    many = many_run.traces()
+    if many_run.complaints():
+        return _of_failed_ranks(many, many_run.complaints())
+    one_run, noisy_run = runs.reference("one")
+    failed = one_run.complaints() or noisy_run.complaints()
+    if failed:
+        return Verdict(len(many), unknown=f"the reference on one rank failed: {failed[0]}")
+    one, noisy = one_run.traces(), noisy_run.traces()
+    unknown = _why_nothing_to_compare(many, one)
+    if unknown:
+        return Verdict(len(many), unknown=unknown)
+    disturbed, words = _is_disturbed(runs, many)
+    verdict = compare(many, one, noisy)
+    if verdict.first and verdict.first.what == "initial weights" and verdict.first.is_input:
+        verdict = _from_equal_weights(runs, many, verdict)
+    if words:
+        verdict.not_compared.append(words)
+    if disturbed:
+        verdict.unknown = words
+    return verdict
+
+
+def _of_failed_ranks(many: list[dict], complaints: list[str]) -> Verdict:
+    verdict = Verdict(len(many))
+    verdict.first = order.first_difference(many, [])
+    if verdict.first is None:
+        verdict.unknown = f"the script failed on {len(many)} ranks: {'; '.join(complaints[:2])}"
+    else:
+        verdict.not_compared.append(f"what comes after it: {'; '.join(complaints[:2])}")
+    return verdict
+
+
+def _why_nothing_to_compare(many: list[dict], one: list[dict]) -> str:
+    for words, traces in (("many ranks", many), ("one rank", one)):
+        if not any(trace["digests"] for trace in traces):
+            return f"no optimizer of torch took a step on {words}"
+        if not any(trace["modules"] for trace in traces):
+            return f"no model of torch was called on {words}"
+    return ""
+
+
+def _is_disturbed(runs: _Runs, many: list[dict]) -> tuple[bool, str]:
+    """Whether watching has changed a bit of a loss or a weight, and what to say about it."""
+    bare = runs.bare("bare").traces()
+    where = _first_other_bit(many, bare)
+    if not where:
+        return False, ""
+    if _first_other_bit(bare, runs.bare("bare-again").traces()):
+        return False, "whether watching disturbs: two runs of the script itself are not equal bit by bit"
+    return True, f"watching changes this script: {where} is another without it"
+
+
+def _first_other_bit(these: list[dict], those: list[dict]) -> str:
+    for this, that in zip(these, those, strict=True):
+        for kind in ("losses", "digests"):
+            for number, (mine, other) in enumerate(zip(this[kind], that[kind], strict=False)):
+                if mine != other and not (mine != mine and other != other):  # two NaN are equal here
+                    what = "loss" if kind == "losses" else "weights after optimizer step"
+                    return f"{what} {number} of rank {this['rank']}"
+    return ""
+
+
+def _from_equal_weights(runs: _Runs, many: list[dict], before: Verdict) -> Verdict:
+    """Give one rank the weights of many, and compare what follows."""
+    found = wholes(many, 0, "weights")
+    if any(whole.is_sketch for whole in found.values()):
+        return before
+    path = runs.top / "weights.pt"
+    trace.save(path, {name: whole.values for name, whole in found.items()})
+    one, noisy = runs.reference("one-again", path)
+    if one.complaints() or noisy.complaints():
+        return before
+    verdict = compare(many, one.traces(), noisy.traces())
+    verdict.given.append(before.first)
+    return verdict
+
+
+def say_progress(words: str) -> None:
+    print(f"running: {words} ...", file=sys.stderr, flush=True)
