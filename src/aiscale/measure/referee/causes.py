@@ -42,7 +42,8 @@ def of_activation(name: str, kind: str, sliced: str) -> Cause:
         return Cause("BatchNorm takes mean and variance over a rank's own samples", remedy, DDP)
     if sliced and sliced != name:
         words = f"{sliced}, of which each rank has a part, is right; what goes into {name} is not"
-        return Cause(words, "look for a reshape that counts all heads where a rank has only some", TENSOR)
+        remedy = "look for a sum over ranks that is missing, or a reshape that counts all heads where a rank has some"
+        return Cause(words, remedy, TENSOR)
     words = f"everything before it agrees; what {name or 'the model'} computes does not"
     return Cause(words, "compare its weights, its mode (train, eval), and where its output is put together")
 

@@ -9,7 +9,7 @@ gradients, learning rate, the optimizer's states, the next weights.
 
 from __future__ import annotations
 
-from aiscale.measure.referee import backward, forward, habits, order
+from aiscale.measure.referee import backward, forward, habits, names, order
 from aiscale.measure.referee.step import Step
 from aiscale.measure.referee.verdict import Part, Verdict
 
@@ -20,6 +20,7 @@ def compare(many: list[dict], one: list[dict], noisy: list[dict], resumed: bool 
     if wrong := order.first_difference(many, one):
         verdict.first = wrong
         return verdict
+    names.match(many, one)
     for number in range(complete):
         step = Step(number, many, one, noisy, verdict)
         parts = _parts_of(step)

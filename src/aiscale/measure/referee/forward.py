@@ -129,8 +129,11 @@ def _furthest(step: Step, name, shared, found, alone, noisy) -> tuple[float, flo
                 step.verdict.not_compared.append(f"activation of {name or 'the model'}: each rank has a part of it")
                 return 0.0, allowed, "", False
             rows, was_sliced = {"all ranks, each with a part": whole}, True
-        for rank, row in rows.items():
-            apart = relative(row, right)
+        apart_by_rank = {rank: relative(row, right) for rank, row in rows.items()}
+        if max(apart_by_rank.values()) > allowed and relative(sum(rows.values()), right) <= allowed:
+            was_sliced = True  # each rank has a term of a sum
+            continue
+        for rank, apart in apart_by_rank.items():
             worst = max(worst, apart)
             if apart > allowed:
                 ranks.add(rank)

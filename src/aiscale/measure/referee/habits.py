@@ -39,7 +39,8 @@ def same_samples(many: list[dict], one: list[dict]) -> str:
 def sends_each_micro_batch(many: list[dict], one: list[dict]) -> str:
     """Gradients that are sent after each micro-batch, where once a step is enough."""
     first = many[0]["steps"][0]
-    micro_batches, steps = len(first["losses"]), len(many[0]["digests"])
+    micro_batches = len(first["losses"])
+    steps = sum(bool(step["losses"]) for step in many[0]["steps"])
     values = sum(math.prod(piece["size"]) for piece in first["weights"].values())
     if is_sharded(many) or micro_batches < 2 or not steps or not values or not first["grad"]:
         return ""

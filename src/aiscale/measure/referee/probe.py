@@ -26,7 +26,7 @@ def main() -> None:
     threading.Thread(target=_wait_for_stop, args=(recorder, script), daemon=True).start()
     atexit.register(recorder.finish, "script", None)
     sys.argv = sys.argv[3:]
-    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     runpy.run_path(script, run_name="__main__")
 
 
@@ -41,12 +41,12 @@ def _watch(settings: dict, rank: int):
     )
     recorder.seed(rank)
     inputs.leave_out_dropout(seen)
+    inputs.leave_out_compiling(seen)
     inputs.watch_losses(seen)
     optimizers.watch_optimizers(seen)
     if not seen.bare:
         seen.sent = seen.traffic.enter_context(traffic.count())
         inputs.watch_tokens(seen)
-        inputs.tell_of_compiling(seen)
         modules.Watcher(seen).install()
         gradients.watch_clipping(seen)
         collectives.watch_collectives(seen, folder)

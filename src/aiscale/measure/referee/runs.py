@@ -9,17 +9,21 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from aiscale import processes
 from aiscale.measure.referee import placeholders, trace
 
 #: Seconds that the other ranks have to fail by themselves after one has failed, and to write their traces.
 _PATIENCE_S = 15.0
+#: What each rank needs is imported once, by the process from which ranks are forked.
+_PRELOAD = ("torch._dynamo", "torch.distributed.tensor", "aiscale.traffic")
+_MARK = "AISCALE_REFEREE"  #: in the environment of all that a run starts
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Run:
         self.work = work or folder / "work"
         folder.mkdir()
         self.work.mkdir(exist_ok=True)
-        self.processes: list[subprocess.Popen] = []
+        self.ranks: list[BaseProcess] = []
         self._start()
 
     def _start(self) -> None:
@@ -55,28 +59,32 @@ class Run:
         known = {"N": job.ranks, "TMP": str(self.work), "PWD": os.getcwd()}
         arguments = placeholders.fill(job.arguments, known)
         environment = _environment(job.ranks)
+        processes.warm_up(_PRELOAD, environment)  # without the mark: it outlives this run
+        environment |= {_MARK: str(self.folder)}
+        script = str(job.script.resolve())
         for rank in range(job.ranks):
-            command = [sys.executable, "-m", "aiscale.measure.referee.probe", path, str(rank), job.script.resolve()]
-            with open(self.folder / f"out{rank}", "w") as out, open(self.folder / f"err{rank}", "w") as err:
-                process = subprocess.Popen(
-                    [*command, *arguments],
+            command = ["-m", "aiscale.measure.referee.probe", str(path), str(rank), script, *arguments]
+            its_own = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            with open(self.folder / f"out{rank}", "wb") as out, open(self.folder / f"err{rank}", "wb") as err:
+                process = processes.start_python(
+                    command,
+                    its_own,
+                    preload=_PRELOAD,
+                    name=f"rank {rank}",
                     cwd=self.work,
-                    env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=err,
-                    start_new_session=True,
+                    stdout=out.fileno(),
+                    stderr=err.fileno(),
                 )
-            self.processes.append(process)
+            self.ranks.append(process)
 
     def running(self) -> bool:
-        return any(process.poll() is None for process in self.processes)
+        return any(rank.exitcode is None for rank in self.ranks)
 
     def failed(self) -> bool:
-        return any(process.poll() not in (None, 0) for process in self.processes)
+        return any(rank.exitcode for rank in self.ranks)
 
     def stop(self) -> None:
-        """Ask the ranks for their traces; end those that do not answer, with what they have started."""
+        """Ask the ranks for their traces; end those that do not answer."""
         (self.folder / "stop").touch()
         deadline = time.monotonic() + _PATIENCE_S
         while self.running() and time.monotonic() < deadline:
@@ -84,19 +92,18 @@ class Run:
         self.kill()
 
     def kill(self) -> None:
-        for process in self.processes:
-            try:
-                os.killpg(process.pid, 9)
-            except ProcessLookupError:
-                pass
-            process.wait()
+        """End the ranks, with all that they have started."""
+        for rank in self.ranks:
+            rank.kill()
+            rank.join()
+        processes.kill_marked(_MARK, str(self.folder))
 
     def complaints(self) -> list[str]:
-        """Why ranks have failed, or where they stood when they were stopped; those first who say more."""
+        """Why ranks have failed, or where they stood when they were stopped."""
         found = []
-        for rank, process in enumerate(self.processes):
-            if process.returncode:
-                found.append(f"rank {rank}: {_last_words(self.folder / f'err{rank}', process.returncode)}")
+        for number, rank in enumerate(self.ranks):
+            if rank.exitcode:
+                found.append(f"rank {number}: {_last_words(self.folder / f'err{number}', rank.exitcode)}")
         return found
 
     def traces(self) -> list[dict]:
@@ -140,7 +147,6 @@ def _environment(ranks: int) -> dict[str, str]:
         "MASTER_PORT": str(_free_port()),
         "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
         "OMP_NUM_THREADS": "1",  # sums in the same order, however busy the machine is
-        "TORCHDYNAMO_DISABLE": "1",  # compiled code would hide its modules
         "PYTHONPATH": os.pathsep.join(path),  # the ranks run in another folder
     }
 
