@@ -80,7 +80,7 @@ def _may_be_a_rank() -> bool:
 
 
 def _run(argv: list[str]) -> int:
-    if argv[:1] == ["verify"] and _names_a_script(argv[1:]):  # torch alone is enough for it
+    if argv[:1] == ["verify"] and names_a_script(argv[1:]):  # torch alone is enough for it
         from aiscale.measure.referee import command
 
         return command.main(argv[1:])
@@ -98,7 +98,8 @@ def _run(argv: list[str]) -> int:
     return args.run(args) or 0
 
 
-def _names_a_script(argv: list[str]) -> bool:
+def names_a_script(argv: list[str]) -> bool:
+    """Whether `aiscale verify ARGV` is about a script, and not about the kit's own cases."""
     own = argv[: argv.index("--")] if "--" in argv else argv
     return any(word.endswith(".py") for word in own)
 
@@ -256,7 +257,11 @@ def _print_summary(result, args: argparse.Namespace) -> None:
 #: name -> (help, example, the module that has add_arguments(parser) and run(args))
 _DELEGATED = {
     "generate": ("continue a text with a trained model", "aiscale generate runs/laptop --tokens 200", "train.generate"),
-    "verify": ("check that strategies agree with serial training", "aiscale verify 'zero*' ddp-x2", "verify.command"),
+    "verify": (
+        "check that strategies agree with serial training, or with SCRIPT.py that it agrees with itself on one rank",
+        "aiscale verify 'zero*' ddp-x2; aiscale verify train_ddp.py --nproc 4",
+        "verify.command",
+    ),
     "study": ("time settings, each against the same base", "aiscale study laptop --budget 30", "study.command"),
     "doctor": ("check whether this machine is ready to train", "srun aiscale doctor", "hpc.doctor"),
     "data": ("prepare a corpus", "aiscale data prepare my_texts/ --out corpus/", "data.prepare"),

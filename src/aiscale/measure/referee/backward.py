@@ -1,5 +1,8 @@
-"""Compares what comes out of a step: gradients before clipping and as the optimizer uses them, its settings and
-states, and the next weights."""
+"""Compares what comes out of a step.
+
+That is: gradients before clipping and as the optimizer uses them, its settings and states, and the
+next weights.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ _WORDS = {"before_clip": "gradient before clipping", "grad": "gradient that the 
 
 
 def gradients(step: Step) -> list[Part]:
-    """Gradients that are no average over the ranks, averaged twice, clipped by a norm of their own, or missing."""
+    """Gradients that are no average over the ranks, averaged twice, clipped by a norm of their own,
+    or missing."""
     parts = []
     for kind in ("before_clip", "grad"):
         parts += _gradients(step, kind) + _missing(step, kind)
@@ -47,7 +51,8 @@ def _gradients(step: Step, kind: str) -> list[Part]:
 
 
 def _is_turned_choice(step: Step, name: str, many, one, allowed: float) -> bool:
-    """Top-k and routing: rounding turns a choice, and a few entries of a sparse gradient are others."""
+    """Top-k and routing: rounding turns a choice, and a few entries of a sparse gradient are
+    others."""
     if many.is_sketch or one.values.dim() < 2:
         return False
     apart = (many.values - one.values).abs() > allowed * one.values.abs().max()
@@ -55,7 +60,8 @@ def _is_turned_choice(step: Step, name: str, many, one, allowed: float) -> bool:
     if not is_sparse or apart.double().mean() > 2e-3:
         return False
     step.choices.add(name)
-    words = f"{int(apart.sum())} of {apart.numel()} entries of the gradient of {name} in step {step.number}"
+    entries = f"{int(apart.sum())} of {apart.numel()} entries of the gradient"
+    words = f"{entries} of {name} in step {step.number}"
     step.verdict.not_compared.append(f"{words}: a choice (top-k, routing) that rounding can turn")
     return True
 
@@ -67,7 +73,15 @@ def _missing(step: Step, kind: str) -> list[Part]:
     missing = [name for name in one if name in many and name not in have and name not in seen]
     if not have or not missing:
         return []
-    return [Part(step.number, _WORDS[kind], named(missing, len(one)), causes.NO_GRADIENT, ranks="all ranks")]
+    return [
+        Part(
+            step.number,
+            _WORDS[kind],
+            named(missing, len(one)),
+            causes.NO_GRADIENT,
+            ranks="all ranks",
+        )
+    ]
 
 
 def copies(step: Step) -> list[Part]:
@@ -78,7 +92,17 @@ def copies(step: Step) -> list[Part]:
     if not odd:
         return []
     worst = max(odd.values())
-    return [Part(step.number, "next weights", named(odd, len(many)), causes.DRIFTING, worst, 1e-4, "copies on ranks")]
+    return [
+        Part(
+            step.number,
+            "next weights",
+            named(odd, len(many)),
+            causes.DRIFTING,
+            worst,
+            1e-4,
+            "copies on ranks",
+        )
+    ]
 
 
 def learning_rate(step: Step) -> list[Part]:
@@ -88,7 +112,9 @@ def learning_rate(step: Step) -> list[Part]:
         rates = record["lr"]
         if rates and right and abs(rates[0] - right[0]) > 1e-9 * abs(right[0]):
             where = f"{rates[0]:.3g}, on one rank {right[0]:.3g}"
-            cause = causes.of_learning_rate(rates[0] / right[0] if right[0] else float("inf"), len(step.many))
+            cause = causes.of_learning_rate(
+                rates[0] / right[0] if right[0] else float("inf"), len(step.many)
+            )
             return [Part(step.number, "learning rate", where, cause, ranks=f"rank {rank}")]
     return []
 
@@ -102,11 +128,20 @@ def states(step: Step) -> list[Part]:
     missing = [name for name in missing if name not in in_part]
     if not sees_gradients or not missing:
         return []
-    return [Part(step.number, "optimizer's states", named(missing, len(wanted)), causes.NO_STATES, ranks="all ranks")]
+    return [
+        Part(
+            step.number,
+            "optimizer's states",
+            named(missing, len(wanted)),
+            causes.NO_STATES,
+            ranks="all ranks",
+        )
+    ]
 
 
 def next_weights(step: Step) -> list[Part]:
-    """Weights and buffers after the step: an update by other settings, statistics of a rank's own, a later write."""
+    """Weights and buffers after the step: an update by other settings, statistics of a rank's own,
+    a later write."""
     return _next(step, "weights") + _next(step, "buffers")
 
 

@@ -1,8 +1,8 @@
 """Watches collectives: which ones a rank calls, in which order, on which group, with what.
 
-A line of JSON for each goes to a file at once, so that the order is known even of ranks that hang or die. What DDP,
-FSDP and DTensor send inside torch is not among them; `aiscale.traffic` has its sums.
-"""
+A line of JSON for each goes to a file at once, so that the order is known even of ranks that hang
+or die. What DDP, FSDP and DTensor send inside torch is not among them; `aiscale.traffic` has its
+sums."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def _watched(recorder: Recorder, log, operation: str, original):
     return call
 
 
-def _entry(recorder: Recorder, operation: str, group: dist.ProcessGroup, sent: list[torch.Tensor]) -> dict:
+def _entry(
+    recorder: Recorder, operation: str, group: dist.ProcessGroup, sent: list[torch.Tensor]
+) -> dict:
     is_equal_everywhere = sent and operation not in _OF_ANY_SHAPE
     return {
         "step": len(recorder.steps) - 1 + recorder.stepped,
@@ -67,6 +69,10 @@ def _gradient_at(recorder: Recorder, tensor: torch.Tensor) -> str | None:
     """The parameter whose gradient this is."""
     for name, parameter in recorder.parameters:
         gradient = parameter.grad
-        if type(gradient) is torch.Tensor and gradient.data_ptr() == tensor.data_ptr() and tensor.numel():
+        if (
+            type(gradient) is torch.Tensor
+            and gradient.data_ptr() == tensor.data_ptr()
+            and tensor.numel()
+        ):
             return name
     return None

@@ -2,10 +2,10 @@
 
     verdict = compare(many, one, noisy)
 
-Nothing is compared with a fixed band: `noisy` is the same run on one rank with errors as large as rounding. What they
-change, times FACTOR, is what rounding explains. A step is read in its order: weights, samples, activations, loss,
-gradients, learning rate, the optimizer's states, the next weights.
-"""
+Nothing is compared with a fixed band: `noisy` is the same run on one rank with errors as large as
+rounding. What they change, times FACTOR, is what rounding explains. A step is read in its order:
+weights, samples, activations, loss, gradients, learning rate, the optimizer's states, the next
+weights."""
 
 from __future__ import annotations
 
@@ -17,19 +17,23 @@ from aiscale.measure.referee.verdict import Part, Verdict
 def compare(many: list[dict], one: list[dict], noisy: list[dict], resumed: bool = False) -> Verdict:
     verdict = Verdict(ranks=len(many))
     complete = min(len(trace["steps"]) for trace in many + one + noisy) - 1
-    if wrong := order.first_difference(many, one):
+    wrong = None if resumed else order.first_difference(many, one)
+    if wrong:
         verdict.first = wrong
         return verdict
-    names.match(many, one)
+    if not resumed:
+        names.match(many, one)
     for number in range(complete):
-        step = Step(number, many, one, noisy, verdict)
+        step = Step(number, many, one, noisy, verdict, resumed)
         parts = _parts_of(step)
         verdict.steps = number + 1
         if parts:
             _decide(verdict, parts)
             break
         if step.choices:
-            verdict.not_compared.append(f"steps after step {number}: a choice was turned by rounding")
+            verdict.not_compared.append(
+                f"steps after step {number}: a choice was turned by rounding"
+            )
             break
     if not resumed and complete > 0:
         habits.look(many, one, verdict)
@@ -38,7 +42,8 @@ def compare(many: list[dict], one: list[dict], noisy: list[dict], resumed: bool 
 
 
 def _decide(verdict: Verdict, parts: list[Part]) -> None:
-    """What follows from other inputs tells nothing, unless it is a fault without a look at one rank."""
+    """What follows from other inputs tells nothing, unless it is a fault without a look at one
+    rank."""
     if parts[0].is_input and len(parts) > 1:
         verdict.given.append(parts.pop(0))
     verdict.first, verdict.then = parts[0], parts[1:4]
@@ -57,7 +62,9 @@ def _parts_of(step: Step) -> list[Part]:
     if ahead and not (inputs or back or after):
         # Gradients and weights agree: what differs is not used, or is no row of a sample.
         for part in ahead:
-            step.verdict.not_compared.append(f"{part.what} of {part.where}: differs, yet no gradient does")
+            step.verdict.not_compared.append(
+                f"{part.what} of {part.where}: differs, yet no gradient does"
+            )
         ahead = []
     return inputs + ahead + back + after
 
@@ -66,9 +73,11 @@ def _tell_what_was_not_seen(many: list[dict], one: list[dict], verdict: Verdict)
     notes = {note for trace in many + one for note in trace["notes"]}
     unseen = sorted({name for trace in many for name in trace["unseen"]})
     if unseen and not any(step["grad"] for trace in many for step in trace["steps"]):
-        words = f"gradients: {', '.join(unseen)} has tensors of its own; the weights after each step are compared"
+        words = f"gradients: {', '.join(unseen)} has tensors of its own; its updates are compared"
         verdict.not_compared.append(words)
     if "dropout" in notes:
-        verdict.not_compared.append("dropout: left out of all runs; of its masks only the generators are compared")
+        verdict.not_compared.append(
+            "dropout: left out of all runs; of its masks only the generators are compared"
+        )
     if "compiled" in notes:
         verdict.not_compared.append("compiled code: run without torch.compile")

@@ -1,4 +1,5 @@
-"""Compares what goes into a step and what its forward pass computes: weights, samples, activations, loss."""
+"""Compares what goes into a step and what its forward pass computes: weights, samples, activations,
+loss."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ COPIED = 2e-6
 
 
 def initial_weights(step: Step) -> list[Part]:
-    """Ranks that drew other weights than each other or than one rank; weights or buffers that nothing has filled."""
+    """Ranks that drew other weights than each other or than one rank; weights or buffers that
+    nothing has filled."""
     if step.number:
         return []
     return _initial(step, "weights") + _initial(step, "buffers")
@@ -46,7 +48,9 @@ def _initial(step: Step, kind: str) -> list[Part]:
 def _tell_missing(step: Step, kind: str, many: dict, one: dict) -> None:
     missing = sorted(set(one) - set(many))
     if missing and kind == "weights":
-        words = f"weights that have no namesake on {len(step.many)} ranks: {named(missing, len(one))}"
+        words = (
+            f"weights that have no namesake on {len(step.many)} ranks: {named(missing, len(one))}"
+        )
         step.verdict.not_compared.append(words)
 
 
@@ -67,14 +71,25 @@ def _garbage(step: Step, kind: str, wrong: dict) -> str:
 
 
 def samples_read(step: Step) -> list[Part]:
-    """Ranks that together read other samples than one rank, or one sample more often than another."""
-    total, wanted = sum(step.read, samples.Counter()), sum(samples.counts(step.calls[1]), samples.Counter())
+    """Ranks that together read other samples than one rank, or one sample more often than
+    another."""
+    total, wanted = (
+        sum(step.read, samples.Counter()),
+        sum(samples.counts(step.calls[1]), samples.Counter()),
+    )
     step.verdict.compared["samples"] += len(wanted)
     repeats = {count / wanted[sample] for sample, count in total.items() if sample in wanted}
     if set(total) == set(wanted) and len(repeats) < 2:
         return []
     ranks, words, is_fault = samples.cause_in_words(step.read, wanted, len(step.many))
-    where = f"{len(set(wanted) - set(total))} of {len(wanted)} are missing, {len(set(total) - set(wanted))} are others"
+    if step.resumed:
+        ranks, words, is_fault = (
+            "",
+            "after the restart other samples are read: the order of the data is not resumed",
+            True,
+        )
+    missing, others = set(wanted) - set(total), set(total) - set(wanted)
+    where = f"{len(missing)} of {len(wanted)} are missing, {len(others)} are others"
     cause = causes.of_samples(words, is_fault)
     return [Part(step.number, "samples", where, cause, ranks=ranks, is_input=not is_fault)]
 
@@ -87,10 +102,14 @@ def activations(step: Step) -> list[Part]:
     sliced = ""  # the last module of which each rank had a part, all parts together right
     for name, by_sample in alone.items():
         usable = _complete(step, name, found.get(name, {}))
-        shared = [sample for sample in by_sample if sample in usable and sample in noisy.get(name, {})]
+        shared = [
+            sample for sample in by_sample if sample in usable and sample in noisy.get(name, {})
+        ]
         if not shared:
             continue
-        worst, allowed, ranks, was_sliced = _furthest(step, name, shared, usable, by_sample, noisy[name])
+        worst, allowed, ranks, was_sliced = _furthest(
+            step, name, shared, usable, by_sample, noisy[name]
+        )
         if ranks:
             cause = causes.of_activation(name, kinds[name], sliced)
             where = f"{name or 'the model'} ({kinds[name]})"
@@ -103,7 +122,9 @@ def activations(step: Step) -> list[Part]:
 
 def _complete(step: Step, name: str, by_sample: dict) -> dict:
     """Without ranks that have only a part of this module: a pipeline's stage is not the model."""
-    inside = {module for module in step.one[0]["modules"] if not name or module.startswith(f"{name}.")}
+    inside = {
+        module for module in step.one[0]["modules"] if not name or module.startswith(f"{name}.")
+    }
     whole = {rank for rank, trace in enumerate(step.many) if inside <= set(trace["modules"])}
     kept = {}
     for sample, by_rank in by_sample.items():
@@ -114,7 +135,8 @@ def _complete(step: Step, name: str, by_sample: dict) -> dict:
 
 
 def _furthest(step: Step, name, shared, found, alone, noisy) -> tuple[float, float, str, bool]:
-    """(largest difference, what rounding explains, the ranks beyond it, whether rows were put together)."""
+    """(largest difference, what rounding explains, the ranks beyond it, whether rows were put
+    together)."""
     base = stacked([_any(alone[sample]) for sample in shared])
     noise = relative(stacked([_any(noisy[sample]) for sample in shared]), base)
     is_fp64 = _any(alone[shared[0]]).dtype == torch.float64 and base.shape[1:].numel() != ROW_SKETCH
@@ -126,7 +148,9 @@ def _furthest(step: Step, name, shared, found, alone, noisy) -> tuple[float, flo
         if not rows:
             whole = samples.joined([row for _, row in sorted(found[sample].items())], right.shape)
             if whole is None:
-                step.verdict.not_compared.append(f"activation of {name or 'the model'}: each rank has a part of it")
+                step.verdict.not_compared.append(
+                    f"activation of {name or 'the model'}: each rank has a part of it"
+                )
                 return 0.0, allowed, "", False
             rows, was_sliced = {"all ranks, each with a part": whole}, True
         apart_by_rank = {rank: relative(row, right) for rank, row in rows.items()}

@@ -1,4 +1,5 @@
-"""Watches gradients: as they come out of a backward pass, before they are clipped, and what optimizers are given."""
+"""Watches gradients: as they come out of a backward pass, before they are clipped, and what
+optimizers are given."""
 
 from __future__ import annotations
 

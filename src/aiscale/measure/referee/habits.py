@@ -1,4 +1,5 @@
-"""What changes no value, and is hardly intended: each function sees one such habit, and says it as a warning."""
+"""What changes no value, and is hardly intended: each function sees one such habit, and says it as
+a warning."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def same_samples(many: list[dict], one: list[dict]) -> str:
     read = samples.counts(samples.calls_with_samples(many, 0))
     if is_sharded(many) or not read[0] or any(mine != read[0] for mine in read):
         return ""
-    return f"all {len(many)} ranks compute the same {len(read[0])} samples: nothing is gained. No sampler?"
+    words = f"all {len(many)} ranks compute the same {len(read[0])} samples"
+    return f"{words}: nothing is gained. No sampler?"
 
 
 def sends_each_micro_batch(many: list[dict], one: list[dict]) -> str:
@@ -47,7 +49,8 @@ def sends_each_micro_batch(many: list[dict], one: list[dict]) -> str:
     sent = many[0]["traffic"].get("all_reduce", 0) / steps / (4 * values)
     if sent < 0.7 * micro_batches:
         return ""
-    return f"gradients are sent {sent:.1f} times a step, for {micro_batches} micro-batches: no_sync() sends them once"
+    words = f"gradients are sent {sent:.1f} times a step, for {micro_batches} micro-batches"
+    return f"{words}: no_sync() sends them once"
 
 
 def repeated_epoch(many: list[dict], one: list[dict]) -> str:
@@ -71,7 +74,9 @@ def same_masks(many: list[dict], one: list[dict]) -> str:
     for rank, state in enumerate(states):
         for other in range(rank):
             if state and state == states[other] and not set(read[rank]) & set(read[other]):
-                words = f"ranks {other} and {rank} draw the same dropout masks for different samples"
+                words = (
+                    f"ranks {other} and {rank} draw the same dropout masks for different samples"
+                )
                 return f"{words}: after building the model, seed with seed + rank"
     return ""
 
@@ -83,5 +88,6 @@ def untied(many: list[dict], one: list[dict]) -> str:
             held = [name for name in names if name in trace["steps"][0]["weights"]]
             together = any(set(held) <= set(group) for group in trace["tied"])
             if len(held) > 1 and not together:
-                return f"{' and '.join(names)} are one tensor on one rank, and copies on rank {trace['rank']}"
+                words = f"{' and '.join(names)} are one tensor on one rank"
+                return f"{words}, and copies on rank {trace['rank']}"
     return ""

@@ -1,4 +1,5 @@
-"""Watches losses and generators, and leaves dropout out: its masks cannot be the same on one rank and on four."""
+"""Watches losses and generators, and leaves dropout out: its masks cannot be the same on one rank
+and on four."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def watch_tokens(recorder: Recorder) -> None:
 
 
 def leave_out_dropout(recorder: Recorder) -> None:
-    """In every run, the bare one too. The state of the generator at the first mask of a step is kept."""
+    """In every run, the bare one too. The state of the generator at the first mask of a step is
+    kept."""
     original, attention = F.dropout, F.scaled_dot_product_attention
 
     @functools.wraps(original)
@@ -59,7 +61,9 @@ def leave_out_dropout(recorder: Recorder) -> None:
         return original(input, p, False, inplace)
 
     @functools.wraps(attention)
-    def without_dropout(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **kwargs):
+    def without_dropout(
+        query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **kwargs
+    ):
         if dropout_p:
             _drawn(recorder)
         return attention(query, key, value, attn_mask, 0.0, is_causal, **kwargs)

@@ -1,10 +1,10 @@
 """Starts the runs that a verdict needs, one after the other, and compares them.
 
-    verdict = judge(Question(Path("train_ddp.py"), ("--save", "{TMP}/checkpoint"), ranks=4, steps=3))
+    verdict = judge(Question(Path("train_ddp.py"), ("--save", "{TMP}/ck"), ranks=4, steps=3))
 
-The runs: many ranks, watched; the same bare, to see that watching changes no bit of it; one rank; one rank with the
-noise of rounding. Where only the initial weights differ, one rank begins again from those of many.
-"""
+The runs: many ranks, watched; the same bare, to see that watching changes no bit of it; one rank;
+one rank with the noise of rounding. Where only the initial weights differ, one rank begins again
+from those of many. For a restart, all runs have the same ranks: with a stop, and without."""
 
 from __future__ import annotations
 
@@ -29,18 +29,28 @@ class Question:
     ranks: int = 4
     steps: int = 3
     limit_s: float = 120.0  #: for each run
+    #: Another script and its arguments as the reference on one rank.
+    against: tuple[Path, tuple[str, ...]] | None = None
+    #: Further arguments with which the script stops early, to be started again without them.
+    resume: tuple[str, ...] = ()
 
 
 class _Runs:
-    """The runs of one question, each in a folder of its own below one that only this user can enter."""
+    """The runs of one question, each in a folder of its own below one that only this user can
+    enter."""
 
     def __init__(self, question: Question, top: Path, tell: Callable[[str], None]):
         self.question, self.top, self.tell = question, top, tell
 
-    def start(self, name: str, ranks: int, **watched) -> Run:
+    def start(
+        self, name: str, ranks: int, more: tuple[str, ...] = (), work: Path | None = None, **watched
+    ) -> Run:
         question = self.question
-        job = Job(question.script, question.arguments, ranks, question.steps, **watched)
-        return Run(job, self.top / name)
+        script, arguments = question.script, question.arguments
+        if ranks == 1 and question.against:
+            script, arguments = question.against
+        job = Job(script, (*arguments, *more), ranks, question.steps, **watched)
+        return Run(job, self.top / name, work)
 
     def finish(self, words: str, *runs: Run) -> None:
         self.tell(words)
@@ -56,17 +66,18 @@ class _Runs:
         self.finish(f"{self.question.ranks} ranks, unwatched", run)
         return run
 
-    def reference(self, name: str, weights: Path | None = None) -> tuple[Run, Run]:
-        one = self.start(name, 1, weights=weights)
-        noisy = self.start(f"{name}-noisy", 1, weights=weights, noise=True)
-        self.finish("one rank, with and without rounding noise", one, noisy)
+    def reference(self, name: str, ranks: int = 1, weights: Path | None = None) -> tuple[Run, Run]:
+        one = self.start(name, ranks, weights=weights)
+        noisy = self.start(f"{name}-noisy", ranks, weights=weights, noise=True)
+        self.finish(f"the reference on {ranks}, with and without rounding noise", one, noisy)
         return one, noisy
 
 
 def judge(question: Question, tell: Callable[[str], None] = lambda words: None) -> Verdict:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="aiscale-referee-") as top:
-        verdict = _judge(_Runs(question, Path(top), tell))
+        look = _judge_resume if question.resume else _judge
+        verdict = look(_Runs(question, Path(top), tell))
     verdict.seconds = time.monotonic() - began
     return verdict
 
@@ -92,6 +103,37 @@ def _judge(runs: _Runs) -> Verdict:
         verdict.not_compared.append(words)
     if disturbed:
         verdict.unknown = words
+    return verdict
+
+
+def _judge_resume(runs: _Runs) -> Verdict:
+    """Two parts of a run, with a stop between them, against the run in one go."""
+    question = runs.question
+    first = runs.start("first-part", question.ranks, question.resume)
+    runs.finish("the first part", first)
+    second = runs.start("second-part", question.ranks, work=first.work)
+    runs.finish("the second part", second)
+    whole_run, noisy_run = runs.reference("in-one-go", question.ranks)
+    for run in (first, second, whole_run, noisy_run):
+        if run.complaints():
+            return Verdict(
+                question.ranks, unknown=f"the script failed: {'; '.join(run.complaints()[:2])}"
+            )
+    before, after, whole = first.traces(), second.traces(), whole_run.traces()
+    unknown = _why_nothing_to_compare(after, whole)
+    if any(trace["ended"] != "script" for trace in before):
+        unknown = f"the first part did not stop within {question.steps} steps"
+        unknown = f"{unknown}: --resume needs arguments that end it earlier"
+    if unknown:
+        return Verdict(question.ranks, unknown=unknown)
+    for early, late in zip(before, after, strict=True):
+        taken = [step for step in early["steps"] if step["lr"]]
+        late["steps"] = taken + late["steps"]
+    verdict = compare(after, whole, noisy_run.traces(), resumed=True)
+    disturbed, words = _is_disturbed(runs, whole)
+    if words:
+        verdict.not_compared.append(words)
+    verdict.unknown = words if disturbed else verdict.unknown
     return verdict
 
 
@@ -121,7 +163,10 @@ def _is_disturbed(runs: _Runs, many: list[dict]) -> tuple[bool, str]:
     if not where:
         return False, ""
     if _first_other_bit(bare, runs.bare("bare-again").traces()):
-        return False, "whether watching disturbs: two runs of the script itself are not equal bit by bit"
+        return (
+            False,
+            "whether watching disturbs: two runs of the script itself are not equal bit by bit",
+        )
     return True, f"watching changes this script: {where} is another without it"
 
 
@@ -129,7 +174,9 @@ def _first_other_bit(these: list[dict], those: list[dict]) -> str:
     for this, that in zip(these, those, strict=True):
         for kind in ("losses", "digests"):
             for number, (mine, other) in enumerate(zip(this[kind], that[kind], strict=False)):
-                if mine != other and not (mine != mine and other != other):  # two NaN are equal here
+                if mine != other and not (
+                    mine != mine and other != other
+                ):  # two NaN are equal here
                     what = "loss" if kind == "losses" else "weights after optimizer step"
                     return f"{what} {number} of rank {this['rank']}"
     return ""
@@ -142,7 +189,7 @@ def _from_equal_weights(runs: _Runs, many: list[dict], before: Verdict) -> Verdi
         return before
     path = runs.top / "weights.pt"
     trace.save(path, {name: whole.values for name, whole in found.items()})
-    one, noisy = runs.reference("one-again", path)
+    one, noisy = runs.reference("one-again", weights=path)
     if one.complaints() or noisy.complaints():
         return before
     verdict = compare(many, one.traces(), noisy.traces())

@@ -1,7 +1,7 @@
 """Watches models: which samples a call computes, and what each module puts out for each sample.
 
-B samples of a call. An activation is kept if its first dim is B, or its second, as in Megatron's (T, B, D).
-"""
+B samples of a call. An activation is kept if its first dim is B, or its second, as in Megatron's
+(T, B, D)."""
 
 from __future__ import annotations
 
@@ -116,7 +116,8 @@ class Watcher:
             _copy(recorder.given_weights, recorder.parameters)
 
     def _prefix(self, root) -> str:
-        """What the names of a further model begin with, if the first one has the same names for other tensors."""
+        """What the names of a further model begin with, if the first one has the same names for
+        other tensors."""
         known = dict(self.recorder.parameters)
         for name, parameter in root.named_parameters():
             if known.get(clean(name), parameter) is not parameter:
@@ -124,7 +125,8 @@ class Watcher:
         return ""
 
     def _watch_gathered(self, module) -> None:
-        """FSDP puts whole parameters into a module only while it runs; a parent may use those of its children."""
+        """FSDP puts whole parameters into a module only while it runs; a parent may use those of
+        its children."""
         name = self.recorder.modules.get(id(module))
         if name is None:
             return

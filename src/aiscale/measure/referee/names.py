@@ -1,9 +1,9 @@
-"""Finds out, from their initial values, which tensors of the whole model the plain tensors of a rank are.
+"""Finds out, from initial values, which tensors of the whole model a rank has.
 
-A pipeline made of slices of a Sequential counts its layers from 0 on each stage; tensor parallelism by hand has slices
-with no mark on them. Their values tell: a weight that has another value than its namesake on one rank, but that of
-another weight there, is that weight; one that is shorter in one dim is the slice that it equals.
-"""
+A pipeline made of slices of a Sequential counts its layers from 0 on each stage; tensor parallelism
+by hand has slices with no mark on them. Their values tell: a weight that has another value than its
+namesake on one rank, but that of another weight there, is that weight; one that is shorter in one
+dim is the slice that it equals."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def _parent(name: str) -> str:
 
 
 def _shifted(name: str, target: str, weights: dict) -> dict[str, str]:
-    """If both names differ in one number: the same shift for all its siblings, constants among them."""
+    """If both names differ in one number: the same shift for all its siblings, constants among
+    them."""
     mine, theirs = name.split("."), target.split(".")
     if len(mine) != len(theirs):
         return {}
@@ -102,7 +103,9 @@ def _rename(trace: dict, beginnings: dict[str, str]) -> None:
         for kind in _KINDS:
             step[kind] = {renamed(name): piece for name, piece in step[kind].items()}
         for call in step["calls"]:
-            call["activations"] = [(renamed(name), kind, rows) for name, kind, rows in call["activations"]]
+            call["activations"] = [
+                (renamed(name), kind, rows) for name, kind, rows in call["activations"]
+            ]
     trace["modules"] = sorted({renamed(name) for name in trace["modules"]})
     trace["tied"] = [[renamed(name) for name in names] for names in trace["tied"]]
 
@@ -117,7 +120,9 @@ def _place(trace: dict, reference: dict) -> None:
             short[name] = _slices(piece, right)
     if not short:
         return
-    clear = {(len(every), every.index(True)) for every, _ in short.values() if every.count(True) == 1}
+    clear = {
+        (len(every), every.index(True)) for every, _ in short.values() if every.count(True) == 1
+    }
     for name, (every, dim) in short.items():
         places = [place for place, fits in enumerate(every) if fits]
         if len(places) > 1:  # a constant: it lies where this rank's other slices lie

@@ -1,9 +1,13 @@
-"""Watches optimizers: the gradients, learning rates and states with which a step begins, and the weights after it."""
+"""Watches optimizers: the gradients, learning rates and states with which a step begins, and the
+weights after it."""
 
 from __future__ import annotations
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from aiscale.measure.referee import trace
 from aiscale.measure.referee.recorder import Recorder

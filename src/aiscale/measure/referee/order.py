@@ -1,4 +1,5 @@
-"""Compares the order in which ranks call collectives: another order hangs, fails, or mixes tensors up."""
+"""Compares the order in which ranks call collectives: another order hangs, fails, or mixes tensors
+up."""
 
 from __future__ import annotations
 
@@ -14,7 +15,14 @@ def first_difference(many: list[dict], one: list[dict]) -> Part | None:
     for trace in many:
         for entry in trace["sent"]:
             mine = groups[tuple(entry["ranks"])].setdefault(trace["rank"], [])
-            mine.append((entry["operation"], _shape(entry), aliases.get(entry["of"], entry["of"]), entry["step"]))
+            mine.append(
+                (
+                    entry["operation"],
+                    _shape(entry),
+                    aliases.get(entry["of"], entry["of"]),
+                    entry["step"],
+                )
+            )
     all_ended = all(trace["ended"] in ("steps", "script") for trace in many)
     for ranks, lists in groups.items():
         if all_ended:
@@ -37,12 +45,14 @@ def _first_in(ranks: tuple, lists: dict[int, list], all_ended: bool) -> Part | N
         if len(kinds) == 1 and (len(called) == len(lists) or not all_ended):
             continue
         usual = kinds.most_common(1)[0][0]
-        odd = next(rank for rank in sorted(lists) if rank not in called or called[rank][:3] != usual)
+        odd = next(
+            rank for rank in sorted(lists) if rank not in called or called[rank][:3] != usual
+        )
         theirs = _words(called[odd]) if odd in called else "nothing"
         where = f"number {number} of ranks {list(ranks)}: {_words(usual)}"
         cause = Cause(
-            "ranks call collectives in another order, with other shapes, or another number of times",
-            "let all ranks of the group call the same collectives: look for a condition on the rank or its data",
+            "ranks call collectives in another order, of other shapes, or another number of times",
+            "look for a condition on the rank or its data around the call",
             "09_when_it_goes_wrong",
         )
         step = next(iter(called.values()))[3]

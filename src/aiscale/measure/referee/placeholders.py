@@ -1,4 +1,4 @@
-"""Arguments of a script that depend on the number of ranks: --batch {16//N} --tp {min(2,N)} --save {TMP}/checkpoint
+"""Arguments of a script that depend on the number of ranks: --batch {16//N} --tp {min(2,N)}
 
     fill(["{16//N}"], {"N": 4, "TMP": "/a/folder"})        # ["4"]
 
@@ -43,7 +43,8 @@ def _compute(words: str, known: Mapping[str, int | str]) -> int | str:
     except (SyntaxError, TypeError, ZeroDivisionError, KeyError) as error:
         names = ", ".join(known)
         raise PlaceholderError(
-            f"{{{words}}} cannot be computed ({error}): whole numbers, {names}, + - * // %, min() and max() can; "
+            f"{{{words}}} cannot be computed ({error}): "
+            f"whole numbers, {names}, + - * // %, min() and max() can; "
             "write {{ and }} for braces"
         ) from None
 

@@ -2,7 +2,7 @@
 
     python -m aiscale.measure.referee.probe SETTINGS.json RANK script.py ARGUMENTS
 
-`runs` starts it. The settings are those of one run: {"folder", "steps", "bare", "noise", "weights"}.
+`runs` starts it. The settings of a run are {"folder", "steps", "bare", "noise", "weights"}.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ STUCK = 3  #: exit status of a rank that the referee has stopped
 
 
 def main() -> None:
-    settings, rank, script = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2]), sys.argv[3]
+    settings, rank, script = (
+        json.loads(Path(sys.argv[1]).read_text()),
+        int(sys.argv[2]),
+        sys.argv[3],
+    )
     recorder = _watch(settings, rank)
     threading.Thread(target=_wait_for_stop, args=(recorder, script), daemon=True).start()
     atexit.register(recorder.finish, "script", None)
@@ -32,12 +36,25 @@ def main() -> None:
 
 def _watch(settings: dict, rank: int):
     from aiscale import traffic
-    from aiscale.measure.referee import collectives, gradients, inputs, modules, optimizers, recorder, trace
+    from aiscale.measure.referee import (
+        collectives,
+        gradients,
+        inputs,
+        modules,
+        optimizers,
+        recorder,
+        trace,
+    )
 
     folder = Path(settings["folder"])
     weights = trace.load(settings["weights"]) if settings["weights"] else None
     seen = recorder.Recorder(
-        folder, rank, settings["steps"], bare=settings["bare"], noise=settings["noise"], weights=weights
+        folder,
+        rank,
+        settings["steps"],
+        bare=settings["bare"],
+        noise=settings["noise"],
+        weights=weights,
     )
     recorder.seed(rank)
     inputs.leave_out_dropout(seen)
@@ -54,14 +71,18 @@ def _watch(settings: dict, rank: int):
 
 
 def _wait_for_stop(recorder, script: str) -> None:
-    """The referee writes this file when another rank has failed or time is up: say where this rank stands."""
+    """The referee writes this file when another rank has failed or time is up: say where this rank
+    stands."""
     while not (recorder.folder / "stop").exists():
         time.sleep(0.2)
     frame = sys._current_frames()[threading.main_thread().ident]
     here = os.path.dirname(os.path.abspath(script))
     lines = [line for line in traceback.extract_stack(frame) if line.filename.startswith(here)]
     if lines:
-        print(f"STUCK {Path(lines[-1].filename).name}:{lines[-1].lineno}: {lines[-1].line}", file=sys.stderr)
+        print(
+            f"STUCK {Path(lines[-1].filename).name}:{lines[-1].lineno}: {lines[-1].line}",
+            file=sys.stderr,
+        )
     recorder.finish("stopped", STUCK)
 
 

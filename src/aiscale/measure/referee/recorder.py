@@ -1,8 +1,7 @@
 """What one rank has seen so far: the watchers write here, and `probe` saves it.
 
-A step begins with the first call of a model after an optimizer's step. The weights of a step are read then: DeepSpeed
-and ZeRO gather them only after the optimizer has returned.
-"""
+A step begins with the first call of a model after an optimizer's step. The weights of a step are
+read then: DeepSpeed and ZeRO gather them only after the optimizer has returned."""
 
 from __future__ import annotations
 
@@ -31,14 +30,23 @@ def clean(name: str) -> str:
 
 
 def is_deferred(tensor: torch.Tensor) -> bool:
-    """Whether it has no values here: ZeRO-3 keeps a parameter elsewhere until it is used, meta has none at all."""
+    """Whether it has no values here: ZeRO-3 keeps a parameter elsewhere until it is used, meta has
+    none at all."""
     return not tensor.numel() or tensor.is_meta
 
 
 class Recorder:
     """The trace of this rank while it grows."""
 
-    def __init__(self, folder: Path, rank: int, steps: int, bare=False, noise=False, weights: dict | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        steps: int,
+        bare=False,
+        noise=False,
+        weights: dict | None = None,
+    ):
         self.folder, self.rank, self.wanted = folder, rank, steps
         self.bare = bare  #: only losses and digests: to see whether watching more changes anything
         #: In the reference with rounding noise: a source of noise.
@@ -109,15 +117,18 @@ class Recorder:
         return done >= self.wanted and not self.stepped
 
     def finish(self, why: str, status: int | None) -> None:
-        """Save the trace once. With a status, leave after all ranks have saved: one that ends first breaks the
-        connections of the others."""
+        """Save the trace once. With a status, leave after all ranks have saved.
+
+        A rank that ends first breaks the connections of the others."""
         if not self._ending.acquire(blocking=False):
             return
         trace.save(self.folder / f"rank{self.rank}.pt", self.trace(why))
         (self.folder / f"done{self.rank}").touch()
         if status is None:
             return
-        size = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", 1))
+        size = (
+            dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", 1))
+        )
         while not self._all_are_done(size) and not (self.folder / "stop").exists():
             time.sleep(0.05)
         sys.stdout.flush()
@@ -128,7 +139,9 @@ class Recorder:
         return all((self.folder / f"done{rank}").exists() for rank in range(size))
 
     def trace(self, why: str) -> dict:
-        if self.stepped and self.parameters:  # the script has ended: its last weights belong to a step of their own
+        if (
+            self.stepped and self.parameters
+        ):  # the script has ended: its last weights belong to a step of their own
             self._new_step()
             self.weigh()
         self.traffic.close()
@@ -149,7 +162,8 @@ class Recorder:
 
 
 def seed(rank: int) -> None:
-    """A script that sets no seed draws the same numbers in each run; other numbers on each rank, as without us."""
+    """A script that sets no seed draws the same numbers in each run; other numbers on each rank, as
+    without us."""
     torch.manual_seed(1000 + rank)
     random.seed(1000 + rank)
     if "numpy" in sys.modules:

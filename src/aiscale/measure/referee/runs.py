@@ -1,8 +1,7 @@
 """Starts a script as N watched ranks, waits for them, and ends them: nothing is left behind.
 
-Each run has a folder of its own in one that `tempfile.mkdtemp` has made, which only this user can read or write. The
-ranks meet on the loopback interface.
-"""
+Each run has a folder of its own in one that `tempfile.mkdtemp` has made, which only this user can
+read or write. The ranks meet on the loopback interface."""
 
 from __future__ import annotations
 
@@ -19,7 +18,8 @@ from pathlib import Path
 from aiscale import processes
 from aiscale.measure.referee import placeholders, trace
 
-#: Seconds that the other ranks have to fail by themselves after one has failed, and to write their traces.
+#: Seconds that the other ranks have to fail by themselves after one has failed, and to write their
+#: traces.
 _PATIENCE_S = 15.0
 #: What each rank needs is imported once, by the process from which ranks are forked.
 _PRELOAD = ("torch._dynamo", "torch.distributed.tensor", "aiscale.traffic")
@@ -52,7 +52,12 @@ class Run:
 
     def _start(self) -> None:
         job = self.job
-        settings = {"folder": str(self.folder), "steps": job.steps, "bare": job.bare, "noise": job.noise}
+        settings = {
+            "folder": str(self.folder),
+            "steps": job.steps,
+            "bare": job.bare,
+            "noise": job.noise,
+        }
         settings["weights"] = str(job.weights) if job.weights else None
         path = self.folder / "settings.json"
         path.write_text(json.dumps(settings))
@@ -63,9 +68,19 @@ class Run:
         environment |= {_MARK: str(self.folder)}
         script = str(job.script.resolve())
         for rank in range(job.ranks):
-            command = ["-m", "aiscale.measure.referee.probe", str(path), str(rank), script, *arguments]
+            command = [
+                "-m",
+                "aiscale.measure.referee.probe",
+                str(path),
+                str(rank),
+                script,
+                *arguments,
+            ]
             its_own = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            with open(self.folder / f"out{rank}", "wb") as out, open(self.folder / f"err{rank}", "wb") as err:
+            with (
+                open(self.folder / f"out{rank}", "wb") as out,
+                open(self.folder / f"err{rank}", "wb") as err,
+            ):
                 process = processes.start_python(
                     command,
                     its_own,
@@ -103,7 +118,9 @@ class Run:
         found = []
         for number, rank in enumerate(self.ranks):
             if rank.exitcode:
-                found.append(f"rank {number}: {_last_words(self.folder / f'err{number}', rank.exitcode)}")
+                found.append(
+                    f"rank {number}: {_last_words(self.folder / f'err{number}', rank.exitcode)}"
+                )
         return found
 
     def traces(self) -> list[dict]:
@@ -113,12 +130,15 @@ class Run:
             path, log = self.folder / f"rank{rank}.pt", self.folder / f"sent{rank}.jsonl"
             read = trace.load(path) if path.exists() else dict(trace.EMPTY, rank=rank)
             lines = log.read_text().splitlines(keepends=True) if log.exists() else []
-            found.append(read | {"sent": [json.loads(line) for line in lines if line.endswith("\n")]})
+            found.append(
+                read | {"sent": [json.loads(line) for line in lines if line.endswith("\n")]}
+            )
         return found
 
 
 def wait(runs: Sequence[Run], limit_s: float, tell=None) -> None:
-    """Until all ranks of these runs have ended. After `limit_s`, or after one has failed, the others are stopped."""
+    """Until all ranks of these runs have ended. After `limit_s`, or after one has failed, the
+    others are stopped."""
     began, failed_at = time.monotonic(), {}
     try:
         while any(run.running() for run in runs):
@@ -138,7 +158,11 @@ def wait(runs: Sequence[Run], limit_s: float, tell=None) -> None:
 
 
 def _environment(ranks: int) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHELASTIC_", "SLURM_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("TORCHELASTIC_", "SLURM_"))
+    }
     path = [os.path.abspath(each) for each in kept.get("PYTHONPATH", "").split(os.pathsep) if each]
     return kept | {
         "WORLD_SIZE": str(ranks),

@@ -1,4 +1,4 @@
-"""Aligns samples: a hash of its input tells a sample wherever it is computed, and activations are compared by sample.
+"""Aligns samples: a hash of its input tells a sample wherever it is computed.
 
 What a pipeline's stage is given is known by its hash from what another stage has put out.
 """
@@ -11,18 +11,26 @@ import torch
 
 
 def calls_with_samples(traces: list[dict], step: int) -> list[list[dict]]:
-    """For each rank its calls of this step that a gradient came back to, each with "samples": a name for each row."""
+    """For each rank its calls of this step that a gradient came back to, each with "samples": a
+    name for each row."""
     calls = [[call for call in trace["steps"][step]["calls"] if call["used"]] for trace in traces]
     origin: dict[str, str] = {}  # the hash of what a stage has put out -> the sample
     for _ in traces:  # a stage after the other
         for call in _flat(calls):
             if len(call["out"]) == len(call["rows"]):
-                origin.update({out: origin.get(row, row) for row, out in zip(call["rows"], call["out"], strict=True)})
+                origin.update(
+                    {
+                        out: origin.get(row, row)
+                        for row, out in zip(call["rows"], call["out"], strict=True)
+                    }
+                )
     found = []
     for mine in calls:
         from_stages = [call for call in mine if any(row in origin for row in call["rows"])]
         kept = from_stages or mine  # other calls of a later stage only try shapes out
-        found.append([call | {"samples": [origin.get(row, row) for row in call["rows"]]} for call in kept])
+        found.append(
+            [call | {"samples": [origin.get(row, row) for row in call["rows"]]} for call in kept]
+        )
     return found
 
 
@@ -45,8 +53,11 @@ def shares(read: list[Counter]) -> int:
     return len({frozenset(mine) for mine in read if mine})
 
 
-def activations(calls: list[list[dict]]) -> tuple[dict[str, dict[str, dict[int, torch.Tensor]]], dict[str, str]]:
-    """({module: {sample: {index of the rank: row}}}, {module: class}), modules in the order in which they ran."""
+def activations(
+    calls: list[list[dict]],
+) -> tuple[dict[str, dict[str, dict[int, torch.Tensor]]], dict[str, str]]:
+    """({module: {sample: {index of the rank: row}}}, {module: class}), modules in the order in
+    which they ran."""
     found: dict = {}
     classes: dict[str, str] = {}
     for rank, mine in enumerate(calls):
@@ -59,7 +70,8 @@ def activations(calls: list[list[dict]]) -> tuple[dict[str, dict[str, dict[int, 
 
 
 def joined(parts: list[torch.Tensor], shape: torch.Size) -> torch.Tensor | None:
-    """Slices of a row, put together along the one dim in which they are short; None if that does not fit."""
+    """Slices of a row, put together along the one dim in which they are short; None if that does
+    not fit."""
     short = parts[0].shape
     if len(short) != len(shape):
         return None
@@ -77,15 +89,23 @@ def cause_in_words(read: list[Counter], wanted: Counter, ranks: int) -> tuple[st
     for rank, mine in enumerate(read):
         for other in range(rank):
             if mine and mine == read[other]:
-                words = f"rank {rank} reads the same samples as rank {other}: no split, or a split with the same rank"
+                words = (
+                    f"rank {rank} reads the same samples as rank {other}: are they split by rank?"
+                )
                 return f"ranks {other} and {rank}", words, True
     twice = {sample for sample in total if sum(sample in mine for mine in read) > 1}
     if twice:
         at = [rank for rank, mine in enumerate(read) if twice & set(mine)]
-        words = f"{len(twice)} samples are read by more than one rank: overlapping shares, or a last batch filled up"
+        words = f"{len(twice)} samples are read by more than one rank"
+        words = f"{words}: overlapping shares, or a last batch filled up"
         return f"ranks {at}", words, True
     here, alone = sum(total.values()), sum(wanted.values())
     if here != alone:
-        words = f"{here} samples in a step on {ranks} ranks, {alone} on one: equal global batches can be compared"
+        words = f"{here} samples in a step on {ranks} ranks, {alone} on one"
+        words = f"{words}: equal global batches can be compared"
         return "", words, False
-    return "", "each sample is read once, but others than on one rank: the order depends on the number of ranks", False
+    return (
+        "",
+        "each sample is read once, but others than on one rank: the order depends on N",
+        False,
+    )

@@ -17,7 +17,9 @@ class Whole:
     """A tensor of the model, put together from what ranks had of it; or the sums of its sketch."""
 
     values: torch.Tensor
-    copies: dict[int, float]  #: rank -> how far its copy is from that of the first rank that has one
+    copies: dict[
+        int, float
+    ]  #: rank -> how far its copy is from that of the first rank that has one
     is_sketch: bool
 
     @property
@@ -26,7 +28,8 @@ class Whole:
 
 
 def wholes(traces: list[dict], step: int, kind: str, reduce: str = "first") -> dict[str, Whole]:
-    """The tensors of which ranks had all parts. Of several copies the first counts, or their "mean" or "sum"."""
+    """The tensors of which ranks had all parts. Of several copies the first counts, or their "mean"
+    or "sum"."""
     pieces: dict[str, list[tuple[int, dict]]] = defaultdict(list)
     for trace in traces:
         if step < len(trace["steps"]):
@@ -62,7 +65,9 @@ def _put_together(parts: list[tuple[int, dict]], reduce: str) -> Whole | None:
             total = values.clone() if total is None else total + values
         else:
             total = torch.zeros(shape, dtype=values.dtype) if total is None else total
-            total[tuple(slice(begin, begin + length) for begin, length in zip(at, size, strict=True))] = values
+            total[
+                tuple(slice(begin, begin + length) for begin, length in zip(at, size, strict=True))
+            ] = values
     return None if total is None else Whole(total, copies, is_sketch)
 
 
@@ -79,11 +84,14 @@ def _reduced(copies: list[torch.Tensor], reduce: str) -> torch.Tensor:
 
 
 def relative(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The length of the difference, as a share of the length of `other`. Where both hold inf or NaN, 0."""
+    """The length of the difference, as a share of the length of `other`. Where both hold inf or
+    NaN, 0."""
     if one.shape != other.shape:
         return math.inf
     if not torch.isfinite(one).all() or not torch.isfinite(other).all():
-        return 0.0 if not torch.isfinite(one).all() and not torch.isfinite(other).all() else math.inf
+        return (
+            0.0 if not torch.isfinite(one).all() and not torch.isfinite(other).all() else math.inf
+        )
     one, other = one.double(), other.double()
     return float((one - other).norm() / other.norm().clamp_min(1e-30))
 
@@ -103,4 +111,8 @@ def is_garbage(values: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether it holds what memory held before, or no numbers."""
     if not torch.isfinite(values).all():
         return True
-    return bool(values.abs().max() > 1e6 * other.abs().max().clamp_min(1e-3)) if values.numel() else False
+    return (
+        bool(values.abs().max() > 1e6 * other.abs().max().clamp_min(1e-3))
+        if values.numel()
+        else False
+    )

@@ -15,19 +15,37 @@ from aiscale.measure.referee.verdict import Verdict
 FACTOR = 40.0
 #: and always up to this: sums of other parts, in fp32 or less, and in fp64.
 FLOOR, FLOOR_FP64 = 5e-6, 1e-12
-#: A tensor that rounding changes by more is noise: the gradient of a key's bias, whose exact value is 0.
+#: A tensor that rounding changes by more is noise: the gradient of a key's bias, whose exact value
+#: is 0.
 ONLY_NOISE = 0.02
 
 
 class Step:
     """A step on many ranks, on one, and on one with noise."""
 
-    def __init__(self, number: int, many: list[dict], one: list[dict], noisy: list[dict], verdict: Verdict):
-        self.number, self.many, self.one, self.noisy, self.verdict = number, many, one, noisy, verdict
+    def __init__(
+        self,
+        number: int,
+        many: list[dict],
+        one: list[dict],
+        noisy: list[dict],
+        verdict: Verdict,
+        resumed=False,
+    ):
+        self.resumed = resumed  #: `many` has a restart, `one` is the same on the same ranks without
+        self.number, self.many, self.one, self.noisy, self.verdict = (
+            number,
+            many,
+            one,
+            noisy,
+            verdict,
+        )
         self.choices: set[str] = set()  #: gradients in which rounding has turned a choice
         self._wholes: dict = {}
 
-    def on_many(self, kind: str, step: int | None = None, reduce: str = "first") -> dict[str, Whole]:
+    def on_many(
+        self, kind: str, step: int | None = None, reduce: str = "first"
+    ) -> dict[str, Whole]:
         return self._put_together("many", self.many, kind, step, reduce)
 
     def on_one(self, kind: str, step: int | None = None) -> dict[str, Whole]:
@@ -53,7 +71,10 @@ class Step:
     @cached_property
     def calls(self) -> tuple[list, list, list]:
         """Of the many ranks, of one, and of one with noise."""
-        return tuple(samples.calls_with_samples(each, self.number) for each in (self.many, self.one, self.noisy))
+        return tuple(
+            samples.calls_with_samples(each, self.number)
+            for each in (self.many, self.one, self.noisy)
+        )
 
     @cached_property
     def read(self) -> list:
@@ -65,7 +86,11 @@ class Step:
 
     def noise_of(self, kind: str, name: str, step: int | None = None) -> float:
         noisy = self.with_noise(kind, step)
-        return relative(noisy[name].values, self.on_one(kind, step)[name].values) if name in noisy else 0.0
+        return (
+            relative(noisy[name].values, self.on_one(kind, step)[name].values)
+            if name in noisy
+            else 0.0
+        )
 
 
 def tolerance(noise: float, is_fp64: bool = False) -> float:

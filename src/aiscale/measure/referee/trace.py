@@ -1,12 +1,12 @@
-"""The trace of a rank: tensors with their places in the whole, in containers that load without running code.
+"""The trace of a rank: tensors with their places in the whole, in a file that holds no code.
 
     kept = piece(parameter)          # {"values", "shape", "at", "size", "partial"}
     save(path, trace); load(path)
 
-Shards of a tensor are put together later, by `shards`; nothing is sent between ranks. Of a large tensor the trace
-keeps a sketch: each entry is added, with a random sign, to one of a few thousand sums. The sketch of a sum is the
-sum of the sketches, so sketches of shards add up, and it keeps lengths and angles to some percent.
-"""
+Shards of a tensor are put together later, by `shards`; nothing is sent between ranks. Of a large
+tensor the trace keeps a sketch: each entry is added, with a random sign, to one of a few thousand
+sums. The sketch of a sum is the sum of the sketches, so sketches of shards add up, and it keeps
+lengths and angles to some percent."""
 
 from __future__ import annotations
 
@@ -33,10 +33,13 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def piece(tensor: torch.Tensor, like: torch.Tensor | None = None) -> dict:
-    """What this rank has of a tensor, and where in the whole it lies. `like`: the parameter whose gradient it is."""
+    """What this rank has of a tensor, and where in the whole it lies. `like`: the parameter whose
+    gradient it is."""
     local, shape, at, partial = tensor, list(tensor.shape), [0] * tensor.dim(), False
     if isinstance(tensor, DTensor):
-        _, at = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        _, at = compute_local_shape_and_global_offset(
+            tensor.shape, tensor.device_mesh, tensor.placements
+        )
         partial = any(placement.is_partial() for placement in tensor.placements)
         local = tensor.to_local()
     elif getattr(tensor if like is None else like, "tensor_model_parallel", False):
@@ -53,7 +56,9 @@ def _in_megatron(tensor: torch.Tensor, like: torch.Tensor) -> tuple[list[int], l
     from megatron.core import parallel_state
 
     shape, at = list(tensor.shape), [0] * tensor.dim()
-    at[like.partition_dim] = parallel_state.get_tensor_model_parallel_rank() * shape[like.partition_dim]
+    at[like.partition_dim] = (
+        parallel_state.get_tensor_model_parallel_rank() * shape[like.partition_dim]
+    )
     shape[like.partition_dim] *= parallel_state.get_tensor_model_parallel_world_size()
     return shape, at
 
@@ -74,7 +79,9 @@ def sketch_rows(rows: torch.Tensor) -> torch.Tensor:
     """(B, ...) -> (B, ROW_SKETCH): the sums of each row."""
     flat = rows.flatten(1).double()
     bucket, sign = _bucket_and_sign(torch.arange(flat.shape[1]), ROW_SKETCH)
-    return torch.zeros(len(flat), ROW_SKETCH, dtype=torch.float64).index_add_(1, bucket, flat * sign)
+    return torch.zeros(len(flat), ROW_SKETCH, dtype=torch.float64).index_add_(
+        1, bucket, flat * sign
+    )
 
 
 def _flat_index(size, shape, at) -> torch.Tensor:

@@ -26,7 +26,9 @@ class Part:
     size: float | None = None  #: relative difference
     tolerance: float | None = None
     ranks: str = ""
-    is_input: bool = False  #: the runs were given different things: what follows from it tells nothing
+    is_input: bool = (
+        False  #: the runs were given different things: what follows from it tells nothing
+    )
 
     def __str__(self) -> str:
         lines = [f"step {self.step}, {self.what}: {self.where}"]
@@ -69,7 +71,9 @@ class Verdict:
         if self.first:
             lines += [str(self.first)]
         if self.then:
-            lines.append("then: " + "; ".join(f"{part.what} of step {part.step}" for part in self.then))
+            lines.append(
+                "then: " + "; ".join(f"{part.what} of step {part.step}" for part in self.then)
+            )
         for part in self.given:
             lines.append(f"input, taken away to compare the rest: {part}")
         lines += [f"warning: {warning}" for warning in self.warnings]
@@ -84,4 +88,5 @@ class Verdict:
         if self.first:
             return f"PARTS from one rank, in {self.seconds:.0f} s:"
         after = ", from equal inputs on" if self.given else ""
-        return f"EQUAL within rounding on {self.ranks} ranks and on one{after}, in {self.seconds:.0f} s"
+        where = f"on {self.ranks} ranks and on one{after}"
+        return f"EQUAL within rounding {where}, in {self.seconds:.0f} s"
