@@ -25,6 +25,7 @@ class Fault:
     cause: str  #: words of the cause, or of the warning
     arguments: tuple[str, ...] = ()
     ranks: int = 2
+    steps: int = 2
 
 
 def _ranks(changes, what, cause, **more) -> Fault:
@@ -139,7 +140,7 @@ FAULTS = {
     ),
     "same_order_each_epoch": Fault(
         "mlp.py", (("    sampler.set_epoch(epoch)\n", ""), ("n = 64", "n = 32"), ("accumulate = 2", "accumulate = 1")),
-        "", "set_epoch", EACH,
+        "", "set_epoch", EACH, steps=6,
     ),
     "same_masks": Fault(
         "mlp.py", (("nn.Dropout(0)", "nn.Dropout(0.1)"), ("torch.manual_seed(100 + rank)", "")), "", "masks", EACH

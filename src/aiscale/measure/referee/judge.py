@@ -117,7 +117,7 @@ def _judge_resume(runs: _Runs) -> Verdict:
     for run in (first, second, whole_run, noisy_run):
         if run.complaints():
             return Verdict(
-                question.ranks, unknown=f"the script failed: {'; '.join(run.complaints()[:2])}"
+                question.ranks, unknown=f"the script failed: {'; '.join(run.complaints()[:3])}"
             )
     before, after, whole = first.traces(), second.traces(), whole_run.traces()
     unknown = _why_nothing_to_compare(after, whole)
@@ -141,13 +141,15 @@ def _of_failed_ranks(many: list[dict], complaints: list[str]) -> Verdict:
     verdict = Verdict(len(many))
     verdict.first = order.first_difference(many, [])
     if verdict.first is None:
-        verdict.unknown = f"the script failed on {len(many)} ranks: {'; '.join(complaints[:2])}"
+        verdict.unknown = f"the script failed on {len(many)} ranks: {'; '.join(complaints[:3])}"
     else:
-        verdict.not_compared.append(f"what comes after it: {'; '.join(complaints[:2])}")
+        verdict.not_compared.append(f"what comes after it: {'; '.join(complaints[:3])}")
     return verdict
 
 
 def _why_nothing_to_compare(many: list[dict], one: list[dict]) -> str:
+    if len(many) > 1 and not any(trace["connected"] for trace in many):
+        return "no rank has called init_process_group: these processes know nothing of each other"
     for words, traces in (("many ranks", many), ("one rank", one)):
         if not any(trace["digests"] for trace in traces):
             return f"no optimizer of torch took a step on {words}"

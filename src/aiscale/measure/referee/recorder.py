@@ -66,6 +66,7 @@ class Recorder:
         self.unseen: set[str] = set()  #: optimizers whose tensors are no parameters of a model
         self.notes: set[str] = set()
         self.stepped = False
+        self.connected = False  #: whether ranks have a process group when they learn
         self.traffic = contextlib.ExitStack()  #: closed when the trace is made
         self.sent: dict = {}
         self._ending = threading.Lock()
@@ -104,6 +105,7 @@ class Recorder:
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         self.stepped = not self.bare
+        self.connected = self.connected or dist.is_initialized()
         digest = hashlib.sha1()
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -154,6 +156,7 @@ class Recorder:
             "tied": self.tied,
             "losses": self.losses,
             "digests": self.digests,
+            "connected": self.connected,
             "unseen": sorted(self.unseen),
             "notes": sorted(self.notes),
             "traffic": {operation: count.payload_bytes for operation, count in self.sent.items()},

@@ -48,6 +48,7 @@ class Run:
         folder.mkdir()
         self.work.mkdir(exist_ok=True)
         self.ranks: list[BaseProcess] = []
+        self.late = False  #: stopped because its time was up
         self._start()
 
     def _start(self) -> None:
@@ -115,7 +116,7 @@ class Run:
 
     def complaints(self) -> list[str]:
         """Why ranks have failed, or where they stood when they were stopped."""
-        found = []
+        found = ["its time was up"] if self.late else []
         for number, rank in enumerate(self.ranks):
             if rank.exitcode:
                 found.append(
@@ -136,7 +137,7 @@ class Run:
         return found
 
 
-def wait(runs: Sequence[Run], limit_s: float, tell=None) -> None:
+def wait(runs: Sequence[Run], limit_s: float) -> None:
     """Until all ranks of these runs have ended. After `limit_s`, or after one has failed, the
     others are stopped."""
     began, failed_at = time.monotonic(), {}
@@ -146,11 +147,10 @@ def wait(runs: Sequence[Run], limit_s: float, tell=None) -> None:
             for run in runs:
                 if run.failed():
                     failed_at.setdefault(id(run), now)
-                late = now - began > limit_s or now - failed_at.get(id(run), now) > _PATIENCE_S
-                if late and run.running():
+                late = now - began > limit_s
+                if run.running() and (late or now - failed_at.get(id(run), now) > _PATIENCE_S):
+                    run.late = late
                     run.stop()
-            if tell:
-                tell()
             time.sleep(0.05)
     finally:
         for run in runs:

@@ -23,7 +23,7 @@ WHOLE_ROW, ROW_SKETCH = 32_768, 1_024  #: the same for one sample's part of an a
 _BLOCK = 2**20  #: entries sketched at a time
 #: Of a rank that left no trace.
 EMPTY = {"ended": "lost", "steps": [], "modules": [], "tied": [], "losses": [], "digests": []}
-EMPTY |= {"unseen": [], "notes": [], "libraries": [], "traffic": {}}
+EMPTY |= {"unseen": [], "notes": [], "libraries": [], "traffic": {}, "connected": False}
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:

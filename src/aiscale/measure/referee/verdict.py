@@ -54,6 +54,7 @@ class Verdict:
     warnings: list[str] = field(default_factory=list)  #: no error of value, and yet hardly intended
     compared: Counter = field(default_factory=Counter)
     not_compared: list[str] = field(default_factory=list)
+    only_noise: list[str] = field(default_factory=list)  #: weights whose gradient is no more
     unknown: str = ""  #: why there is no verdict
     seconds: float = 0.0
 
@@ -80,6 +81,9 @@ class Verdict:
         counted = ", ".join(f"{count} {what}" for what, count in self.compared.items())
         lines.append(f"compared over {self.steps} steps: {counted or 'nothing'}")
         lines += [f"not compared: {words}" for words in dict.fromkeys(self.not_compared)]
+        if self.only_noise:
+            names = ", ".join(list(dict.fromkeys(self.only_noise))[:4])
+            lines.append(f"not compared: gradients that are only rounding noise, such as {names}")
         return "\n".join(lines)
 
     def _headline(self) -> str:
