@@ -37,7 +37,9 @@ class Block(nn.Module):
         super().__init__()
         up, down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width, bias=False)
         self.norm = nn.LayerNorm(width)
-        self.up, self.down = nn.Linear(width, 4 * width // world), nn.Linear(4 * width // world, width, bias=False)
+        hidden = 4 * width // world
+        self.up = nn.utils.skip_init(nn.Linear, width, hidden)
+        self.down = nn.utils.skip_init(nn.Linear, hidden, width, bias=False)
         with torch.no_grad():
             self.up.weight.copy_(up.weight.chunk(world)[rank])
             self.up.bias.copy_(up.bias.chunk(world)[rank])

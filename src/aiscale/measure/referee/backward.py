@@ -6,7 +6,7 @@ next weights.
 
 from __future__ import annotations
 
-from aiscale.measure.referee import causes
+from aiscale.measure.referee import causes, gradient_causes
 from aiscale.measure.referee.shards import relative
 from aiscale.measure.referee.step import ONLY_NOISE, Step, named, tolerance
 from aiscale.measure.referee.verdict import Part
@@ -45,7 +45,7 @@ def _gradients(step: Step, kind: str) -> list[Part]:
     if not bad and not odd:
         return []
     shown = odd or bad
-    cause, ranks = causes.of_gradients(step, kind, bad, odd)
+    cause, ranks = gradient_causes.of_gradients(step, kind, bad, odd)
     size, allowed = max(shown.values())
     return [Part(step.number, _WORDS[kind], named(shown, len(one)), cause, size, allowed, ranks)]
 

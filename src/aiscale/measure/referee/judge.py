@@ -98,7 +98,7 @@ def _judge(runs: _Runs) -> Verdict:
     disturbed, words = _is_disturbed(runs, many)
     verdict = compare(many, one, noisy)
     if verdict.first and verdict.first.what == "initial weights" and verdict.first.is_input:
-        verdict = _from_equal_weights(runs, many, verdict)
+        verdict = _from_equal_weights(runs, many, one, verdict)
     if words:
         verdict.not_compared.append(words)
     if disturbed:
@@ -184,10 +184,11 @@ def _first_other_bit(these: list[dict], those: list[dict]) -> str:
     return ""
 
 
-def _from_equal_weights(runs: _Runs, many: list[dict], before: Verdict) -> Verdict:
-    """Give one rank the weights of many, and compare what follows."""
+def _from_equal_weights(runs: _Runs, many: list[dict], one: list[dict], before: Verdict) -> Verdict:
+    """Give one rank the weights of many, if all are known in full, and compare what follows."""
     found = wholes(many, 0, "weights")
-    if any(whole.is_sketch for whole in found.values()):
+    is_part = set(one[0]["steps"][0]["weights"]) - set(found)
+    if is_part or any(whole.is_sketch for whole in found.values()):
         return before
     path = runs.top / "weights.pt"
     trace.save(path, {name: whole.values for name, whole in found.items()})

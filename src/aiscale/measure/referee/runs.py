@@ -53,13 +53,8 @@ class Run:
 
     def _start(self) -> None:
         job = self.job
-        settings = {
-            "folder": str(self.folder),
-            "steps": job.steps,
-            "bare": job.bare,
-            "noise": job.noise,
-        }
-        settings["weights"] = str(job.weights) if job.weights else None
+        settings = {"folder": str(self.folder), "steps": job.steps, "bare": job.bare}
+        settings |= {"noise": job.noise, "weights": str(job.weights) if job.weights else None}
         path = self.folder / "settings.json"
         path.write_text(json.dumps(settings))
         known = {"N": job.ranks, "TMP": str(self.work), "PWD": os.getcwd()}
@@ -67,31 +62,24 @@ class Run:
         environment = _environment(job.ranks)
         processes.warm_up(_PRELOAD, environment)  # without the mark: it outlives this run
         environment |= {_MARK: str(self.folder)}
-        script = str(job.script.resolve())
+        command = ["-m", "aiscale.measure.referee.probe", str(path)]
         for rank in range(job.ranks):
-            command = [
-                "-m",
-                "aiscale.measure.referee.probe",
-                str(path),
-                str(rank),
-                script,
-                *arguments,
-            ]
             its_own = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            with (
-                open(self.folder / f"out{rank}", "wb") as out,
-                open(self.folder / f"err{rank}", "wb") as err,
-            ):
-                process = processes.start_python(
-                    command,
-                    its_own,
-                    preload=_PRELOAD,
-                    name=f"rank {rank}",
-                    cwd=self.work,
-                    stdout=out.fileno(),
-                    stderr=err.fileno(),
-                )
-            self.ranks.append(process)
+            words = [*command, str(rank), str(job.script.resolve()), *arguments]
+            self.ranks.append(self._start_rank(rank, words, its_own))
+
+    def _start_rank(self, rank: int, words: list[str], environment: dict) -> BaseProcess:
+        out, err = self.folder / f"out{rank}", self.folder / f"err{rank}"
+        with out.open("wb") as said, err.open("wb") as complained:
+            return processes.start_python(
+                words,
+                environment,
+                preload=_PRELOAD,
+                name=f"rank {rank}",
+                cwd=self.work,
+                stdout=said.fileno(),
+                stderr=complained.fileno(),
+            )
 
     def running(self) -> bool:
         return any(rank.exitcode is None for rank in self.ranks)
