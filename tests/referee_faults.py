@@ -136,7 +136,7 @@ FAULTS = {
         "mlp.py", (("sampler=sampler", "sampler=None"),), "samples", "the same samples as rank 0", EACH
     ),
     "last_batch_filled": Fault(
-        "mlp.py", (("n = 64", "n = 17"), ("accumulate = 2", "accumulate = 1")), "samples", "more than one rank", EACH
+        "mlp.py", (("n = 64", "n = 17"), ("accumulate = 2", "accumulate = 1")), "samples", "filled up", EACH
     ),
     "same_order_each_epoch": Fault(
         "mlp.py", (("    sampler.set_epoch(epoch)\n", ""), ("n = 64", "n = 32"), ("accumulate = 2", "accumulate = 1")),

@@ -43,15 +43,6 @@ def of_initial(kind: str, ranks_differ: bool, garbage: str) -> Cause:
     )
 
 
-def of_samples(words: str, is_fault: bool) -> Cause:
-    if is_fault:
-        return Cause(
-            words, "give each rank its own share: [rank::world_size], or a DistributedSampler", DDP
-        )
-    remedy = "pass a batch for each rank, such as {16//N}, and read in one order on all ranks"
-    return Cause(words, remedy)
-
-
 def of_activation(name: str, kind: str, sliced: str) -> Cause:
     """`sliced`: the last module before it whose parts on the ranks made up the right whole."""
     if "BatchNorm" in kind:

@@ -9,7 +9,7 @@ from aiscale.measure.referee import causes, samples
 from aiscale.measure.referee.shards import is_garbage, relative
 from aiscale.measure.referee.step import Step, named, stacked, tolerance
 from aiscale.measure.referee.trace import ROW_SKETCH
-from aiscale.measure.referee.verdict import Part
+from aiscale.measure.referee.verdict import Cause, Part
 
 #: Initial weights and buffers are copied, not computed.
 COPIED = 2e-6
@@ -81,17 +81,15 @@ def samples_read(step: Step) -> list[Part]:
     repeats = {count / wanted[sample] for sample, count in total.items() if sample in wanted}
     if set(total) == set(wanted) and len(repeats) < 2:
         return []
-    ranks, words, is_fault = samples.cause_in_words(step.read, wanted, len(step.many))
+    why = samples.difference(step.read, wanted, step.read_before)
     if step.resumed:
-        ranks, words, is_fault = (
-            "",
-            "after the restart other samples are read: the order of the data is not resumed",
-            True,
-        )
+        words = "after the restart other samples are read: the order of the data is not resumed"
+        why = samples.Difference(words, "save how far the data was read, and go on there", True)
     missing, others = set(wanted) - set(total), set(total) - set(wanted)
     where = f"{len(missing)} of {len(wanted)} are missing, {len(others)} are others"
-    cause = causes.of_samples(words, is_fault)
-    return [Part(step.number, "samples", where, cause, ranks=ranks, is_input=not is_fault)]
+    cause = Cause(why.words, why.remedy, causes.DDP if why.is_fault else "")
+    is_input = not why.is_fault
+    return [Part(step.number, "samples", where, cause, ranks=why.ranks, is_input=is_input)]
 
 
 def activations(step: Step) -> list[Part]:

@@ -66,9 +66,9 @@ class _Runs:
         self.finish(f"{self.question.ranks} ranks, unwatched", run)
         return run
 
-    def reference(self, name: str, ranks: int = 1, weights: Path | None = None) -> tuple[Run, Run]:
-        one = self.start(name, ranks, weights=weights)
-        noisy = self.start(f"{name}-noisy", ranks, weights=weights, noise=True)
+    def reference(self, name: str, ranks: int = 1, **given: Path) -> tuple[Run, Run]:
+        one = self.start(name, ranks, **given)
+        noisy = self.start(f"{name}-noisy", ranks, noise=True, **given)
         self.finish(f"the reference on {ranks}, with and without rounding noise", one, noisy)
         return one, noisy
 
@@ -97,8 +97,7 @@ def _judge(runs: _Runs) -> Verdict:
         return Verdict(len(many), unknown=unknown)
     disturbed, words = _is_disturbed(runs, many)
     verdict = compare(many, one, noisy)
-    if verdict.first and verdict.first.what == "initial weights" and verdict.first.is_input:
-        verdict = _from_equal_weights(runs, many, one, verdict)
+    verdict = _from_equal_inputs(runs, many_run, many, one, verdict)
     if words:
         verdict.not_compared.append(words)
     if disturbed:
@@ -184,20 +183,40 @@ def _first_other_bit(these: list[dict], those: list[dict]) -> str:
     return ""
 
 
-def _from_equal_weights(runs: _Runs, many: list[dict], one: list[dict], before: Verdict) -> Verdict:
-    """Give one rank the weights of many, if all are known in full, and compare what follows."""
+def _from_equal_inputs(
+    runs: _Runs, many_run: Run, many: list[dict], one: list[dict], verdict: Verdict
+) -> Verdict:
+    """Where one rank begins with other weights or reads other batches: give it those of many."""
+    given: dict[str, Path] = {}
+    told = []
+    while verdict.first and verdict.first.is_input:
+        more = _inputs_of(runs, many_run, many, one, verdict.first.what)
+        if not more or set(more) <= set(given):
+            break
+        given |= more
+        one_again, noisy = runs.reference(f"one-with-{'-'.join(given)}", **given)
+        if one_again.complaints() or noisy.complaints():
+            break
+        told.append(verdict.first)
+        verdict = compare(many, one_again.traces(), noisy.traces())
+    verdict.given = told + verdict.given
+    return verdict
+
+
+def _inputs_of(
+    runs: _Runs, many_run: Run, many: list[dict], one: list[dict], what: str
+) -> dict[str, Path]:
+    """What one rank can be given so that this difference goes away."""
+    if what == "samples":
+        kept = list(many_run.folder.glob("batches*.pt"))
+        return {"batches": many_run.folder} if len(kept) == len(many) else {}
     found = wholes(many, 0, "weights")
     is_part = set(one[0]["steps"][0]["weights"]) - set(found)
     if is_part or any(whole.is_sketch for whole in found.values()):
-        return before
+        return {}
     path = runs.top / "weights.pt"
     trace.save(path, {name: whole.values for name, whole in found.items()})
-    one, noisy = runs.reference("one-again", weights=path)
-    if one.complaints() or noisy.complaints():
-        return before
-    verdict = compare(many, one.traces(), noisy.traces())
-    verdict.given.append(before.first)
-    return verdict
+    return {"weights": path}
 
 
 def say_progress(words: str) -> None:

@@ -2,7 +2,7 @@
 
     python -m aiscale.measure.referee.probe SETTINGS.json RANK script.py ARGUMENTS
 
-`runs` starts it. The settings of a run are {"folder", "steps", "bare", "noise", "weights"}.
+`runs` starts it. The settings are those of its Job.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def _watch(settings: dict, rank: int):
         collectives,
         gradients,
         inputs,
+        loaders,
         modules,
         optimizers,
         recorder,
@@ -47,15 +48,13 @@ def _watch(settings: dict, rank: int):
     )
 
     folder = Path(settings["folder"])
-    weights = trace.load(settings["weights"]) if settings["weights"] else None
-    seen = recorder.Recorder(
-        folder,
-        rank,
-        settings["steps"],
-        bare=settings["bare"],
-        noise=settings["noise"],
-        weights=weights,
-    )
+    seen = recorder.Recorder(folder, rank, settings["steps"], settings["bare"], settings["noise"])
+    if settings["weights"]:
+        seen.given_weights = trace.load(settings["weights"])
+    if settings["batches"]:
+        loaders.give_batches(Path(settings["batches"]))
+    elif not seen.bare:
+        loaders.keep_batches(seen)
     recorder.seed(rank)
     inputs.leave_out_dropout(seen)
     inputs.leave_out_compiling(seen)

@@ -38,21 +38,13 @@ def is_deferred(tensor: torch.Tensor) -> bool:
 class Recorder:
     """The trace of this rank while it grows."""
 
-    def __init__(
-        self,
-        folder: Path,
-        rank: int,
-        steps: int,
-        bare=False,
-        noise=False,
-        weights: dict | None = None,
-    ):
+    def __init__(self, folder: Path, rank: int, steps: int, bare=False, noise=False):
         self.folder, self.rank, self.wanted = folder, rank, steps
         self.bare = bare  #: only losses and digests: to see whether watching more changes anything
         #: In the reference with rounding noise: a source of noise.
         self.noise = torch.Generator().manual_seed(7) if noise else None
         #: Weights to begin with instead of the script's own.
-        self.given_weights = weights
+        self.given_weights: dict | None = None
         self.steps: list[dict] = []
         self.roots: set[int] = set()  #: ids of the modules that the training loop calls
         self.names: dict[int, str] = {}  #: id of a parameter -> its name
@@ -65,6 +57,7 @@ class Recorder:
         self.digests: list[str] = []  #: of the weights after each optimizer step
         self.unseen: set[str] = set()  #: optimizers whose tensors are no parameters of a model
         self.notes: set[str] = set()
+        self.batches: list | None = None  #: (epoch, batch) that DataLoaders have yielded
         self.stepped = False
         self.connected = False  #: whether ranks have a process group when they learn
         self.traffic = contextlib.ExitStack()  #: closed when the trace is made
@@ -125,6 +118,8 @@ class Recorder:
         if not self._ending.acquire(blocking=False):
             return
         trace.save(self.folder / f"rank{self.rank}.pt", self.trace(why))
+        if self.batches:
+            trace.save(self.folder / f"batches{self.rank}.pt", self.batches)
         (self.folder / f"done{self.rank}").touch()
         if status is None:
             return

@@ -37,6 +37,7 @@ class Job:
     bare: bool = False  #: watch nothing but losses and weights
     noise: bool = False  #: errors as large as rounding, in activations and gradients
     weights: Path | None = None  #: to begin with
+    batches: Path | None = None  #: the folder of a run whose ranks' batches are to be read
 
 
 class Run:
@@ -54,7 +55,8 @@ class Run:
     def _start(self) -> None:
         job = self.job
         settings = {"folder": str(self.folder), "steps": job.steps, "bare": job.bare}
-        settings |= {"noise": job.noise, "weights": str(job.weights) if job.weights else None}
+        settings |= {"noise": job.noise}
+        settings |= {"weights": str(job.weights or ""), "batches": str(job.batches or "")}
         path = self.folder / "settings.json"
         path.write_text(json.dumps(settings))
         known = {"N": job.ranks, "TMP": str(self.work), "PWD": os.getcwd()}

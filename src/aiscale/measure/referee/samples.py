@@ -6,6 +6,7 @@ What a pipeline's stage is given is known by its hash from what another stage ha
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 import torch
 
@@ -83,29 +84,55 @@ def joined(parts: list[torch.Tensor], shape: torch.Size) -> torch.Tensor | None:
     return None
 
 
-def cause_in_words(read: list[Counter], wanted: Counter, ranks: int) -> tuple[str, str, bool]:
-    """(ranks, cause, is a fault): why the ranks together read something else than one rank does."""
+_SPLIT = "give each rank its own share: [rank::world_size], or a DistributedSampler"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Why the ranks together read something else than one rank does."""
+
+    words: str
+    remedy: str
+    is_fault: bool = False  #: or only another order, which says nothing
+    ranks: str = ""
+
+
+def difference(read: list[Counter], wanted: Counter, before: set[str]) -> Difference:
+    """Shares that are no shares, or overlap; a last batch filled up; another batch, another order.
+
+    `before`: the samples of earlier steps."""
     total = sum(read, Counter())
+    others = set(total) - set(wanted)
+    if len(set(total)) < len(set(wanted)):
+        same = _same_shares(read)
+        if same:
+            words = (
+                f"rank {same[1]} reads the same samples as rank {same[0]}: are they split by rank?"
+            )
+            return Difference(words, _SPLIT, True, f"ranks {same[0]} and {same[1]}")
+        at = [rank for rank, mine in enumerate(read) if _shared(mine, total)]
+        if at and not others:
+            words = "some samples are read by more than one rank"
+            return Difference(words, _SPLIT, True, f"ranks {at}")
+    if set(wanted) <= set(total) and others and others <= before:
+        words = f"a last batch is filled up with {len(others)} samples that were read before"
+        return Difference(words, "drop_last=True, or count such samples once", True)
+    here, alone = sum(total.values()), sum(wanted.values())
+    if here != alone:
+        words = f"{here} samples in a step on {len(read)} ranks, {alone} on one"
+        remedy = "pass a batch for each rank, such as {16//N}"
+        return Difference(f"{words}: equal global batches can be compared", remedy)
+    words = "others than on one rank: the order depends on the number of ranks"
+    return Difference(words, "read in one order, of which each rank takes its share")
+
+
+def _same_shares(read: list[Counter]) -> tuple[int, int] | None:
     for rank, mine in enumerate(read):
         for other in range(rank):
             if mine and mine == read[other]:
-                words = (
-                    f"rank {rank} reads the same samples as rank {other}: are they split by rank?"
-                )
-                return f"ranks {other} and {rank}", words, True
-    twice = {sample for sample in total if sum(sample in mine for mine in read) > 1}
-    if twice:
-        at = [rank for rank, mine in enumerate(read) if twice & set(mine)]
-        words = f"{len(twice)} samples are read by more than one rank"
-        words = f"{words}: overlapping shares, or a last batch filled up"
-        return f"ranks {at}", words, True
-    here, alone = sum(total.values()), sum(wanted.values())
-    if here != alone:
-        words = f"{here} samples in a step on {ranks} ranks, {alone} on one"
-        words = f"{words}: equal global batches can be compared"
-        return "", words, False
-    return (
-        "",
-        "each sample is read once, but others than on one rank: the order depends on N",
-        False,
-    )
+                return other, rank
+    return None
+
+
+def _shared(mine: Counter, total: Counter) -> bool:
+    return any(total[sample] > count for sample, count in mine.items())

@@ -81,6 +81,15 @@ class Step:
         return samples.counts(self.calls[0])
 
     @cached_property
+    def read_before(self) -> set[str]:
+        """The samples of earlier steps."""
+        found: set[str] = set()
+        for number in range(self.number):
+            for mine in samples.counts(samples.calls_with_samples(self.many, number)):
+                found |= set(mine)
+        return found
+
+    @cached_property
     def data_ranks(self) -> int:
         return max(1, samples.shares(self.read))
 
