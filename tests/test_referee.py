@@ -1,4 +1,4 @@
-"""`aiscale verify SCRIPT.py`: a correct script is equal to itself on one rank; a fault is found, with step and cause."""
+"""`aiscale verify SCRIPT.py`: a correct script equals itself on one rank; of a fault, step and cause are told."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aiscale.cli import main
 from aiscale.measure.referee import shards, trace
 from aiscale.measure.referee.judge import Question, judge
 from aiscale.measure.referee.placeholders import PlaceholderError, fill
-from aiscale.measure.referee.verdict import CANNOT_TELL, EQUAL, PARTS
+from aiscale.measure.referee.verdict import CANNOT_TELL, EQUAL, PARTS, Cause, Part, Verdict
 
 YOUR_OWN, OTHERS = faults.FOLDERS
 TRAINER = ("--output_dir", "out", "--use_cpu", "--ddp_backend", "gloo", "--max_steps", "4", "--report_to", "none")
@@ -127,6 +127,18 @@ def test_the_referee_needs_torch_alone():
     code += "print(sorted(new - {'aiscale', 'torch'} - set(sys.stdlib_module_names)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_verdict_has_one_status_in_words_and_in_json():
+    part = Part(1, "loss", "twice", Cause("counted twice", "count once", "03_ddp"), 1.0, 1e-6)
+    verdict = Verdict(ranks=2, steps=2, first=part)
+    verdict.compared["weights"] += 5
+    read = json.loads(json.dumps(verdict.to_dict()))
+    assert (read["status"], read["compared"]) == (PARTS, {"weights": 5})
+    assert read["first"]["cause"]["words"] == "counted twice" and "step 1, loss" in str(verdict)
+    verdict.unknown = "nothing was seen"
+    assert verdict.status == CANNOT_TELL and str(verdict).startswith("CANNOT TELL: nothing was seen")
+    assert Verdict(ranks=2).status == EQUAL
 
 
 @pytest.mark.parametrize(

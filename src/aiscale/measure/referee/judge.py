@@ -199,8 +199,18 @@ def _from_equal_inputs(
             break
         told.append(verdict.first)
         verdict = compare(many, one_again.traces(), noisy.traces())
+        if "weights" in given and _keeps_weights_of_its_own(one, verdict):
+            verdict.unknown = (
+                "the optimizer has a copy of the weights, which cannot be set to equal"
+            )
     verdict.given = told + verdict.given
     return verdict
+
+
+def _keeps_weights_of_its_own(one: list[dict], verdict: Verdict) -> bool:
+    """Whether the first update may part only because the optimizer still has its first weights."""
+    first = verdict.first
+    return bool(one[0]["unseen"] and first and first.step == 0 and first.what == "next weights")
 
 
 def _inputs_of(

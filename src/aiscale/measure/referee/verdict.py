@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 EQUAL, PARTS, CANNOT_TELL = 0, 1, 2  #: exit statuses
 
@@ -65,7 +65,8 @@ class Verdict:
         return CANNOT_TELL if self.unknown else EQUAL
 
     def to_dict(self) -> dict:
-        return asdict(self) | {"status": self.status}
+        plain = replace(self, compared=dict(self.compared))
+        return asdict(plain) | {"status": self.status}
 
     def __str__(self) -> str:
         lines = [self._headline()]
