@@ -150,7 +150,7 @@ def _next(step: Step, kind: str) -> list[Part]:
     many, one = step.on_many(kind, after), step.on_one(kind, after)
     bad, odd = {}, {}
     for name in one:
-        if name not in many:
+        if name not in many or name in step.choices:
             continue
         noise = step.noise_of(kind, name, after)
         if noise > ONLY_NOISE:

@@ -181,7 +181,7 @@ def loss(step: Step) -> list[Part]:
     allowed, difference = max(2e-5, tolerance(abs(noisy / one - 1))), abs(many / one - 1)
     if difference <= allowed:
         return []
-    where = f"mean over ranks {many:.6f}, on one rank {one:.6f}: {many / one:.4g} times"
+    where = f"mean over ranks {many:.6f}, on one rank {one:.6f}: {many / one:.5g} times"
     cause = causes.of_loss(many / one, step)
     return [Part(step.number, "loss", where, cause, difference, allowed, "all ranks")]
 

@@ -98,10 +98,10 @@ def _judge(runs: _Runs) -> Verdict:
     disturbed, words = _is_disturbed(runs, many)
     verdict = compare(many, one, noisy)
     verdict = _from_equal_inputs(runs, many_run, many, one, verdict)
-    if words:
-        verdict.not_compared.append(words)
     if disturbed:
         verdict.unknown = words
+    elif words:
+        verdict.not_compared.append(words)
     return verdict
 
 
@@ -130,9 +130,10 @@ def _judge_resume(runs: _Runs) -> Verdict:
         late["steps"] = taken + late["steps"]
     verdict = compare(after, whole, noisy_run.traces(), resumed=True)
     disturbed, words = _is_disturbed(runs, whole)
-    if words:
+    if disturbed:
+        verdict.unknown = words
+    elif words:
         verdict.not_compared.append(words)
-    verdict.unknown = words if disturbed else verdict.unknown
     return verdict
 
 
@@ -173,7 +174,7 @@ def _is_disturbed(runs: _Runs, many: list[dict]) -> tuple[bool, str]:
 
 def _first_other_bit(these: list[dict], those: list[dict]) -> str:
     for this, that in zip(these, those, strict=True):
-        for kind in ("losses", "digests"):
+        for kind in ("digests", "losses"):
             for number, (mine, other) in enumerate(zip(this[kind], that[kind], strict=False)):
                 if mine != other and not (
                     mine != mine and other != other

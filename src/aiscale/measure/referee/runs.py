@@ -106,7 +106,7 @@ class Run:
 
     def complaints(self) -> list[str]:
         """Why ranks have failed, or where they stood when they were stopped."""
-        found = ["its time was up"] if self.late else []
+        found = ["its time was up (--limit gives it more)"] if self.late else []
         for number, rank in enumerate(self.ranks):
             if rank.exitcode:
                 found.append(
