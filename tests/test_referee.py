@@ -1,4 +1,4 @@
-"""`aiscale verify SCRIPT.py`: a correct script equals itself on one rank; of a fault, step and cause are told."""
+"""`aiscale verify SCRIPT.py`: a correct script equals itself on one rank; faults are found."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from aiscale.measure.referee.placeholders import PlaceholderError, fill
 from aiscale.measure.referee.verdict import CANNOT_TELL, EQUAL, PARTS, Cause, Part, Verdict
 
 YOUR_OWN, OTHERS = faults.FOLDERS
-TRAINER = ("--output_dir", "out", "--use_cpu", "--ddp_backend", "gloo", "--max_steps", "4", "--report_to", "none")
-TRAINER += ("--per_device_train_batch_size", "{8//N}")
+TRAINER = ("--output_dir", "out", "--use_cpu", "--ddp_backend", "gloo", "--max_steps", "4")
+TRAINER += ("--report_to", "none", "--per_device_train_batch_size", "{8//N}")
 
 #: name -> (script, arguments, ranks)
 CORRECT = {
@@ -56,7 +56,8 @@ def ask(script: Path, *arguments: str, ranks=2, steps=2, **more):
 def test_a_ddp_script_equals_itself_on_one_rank():
     verdict = ask(path("train_ddp.py"))
     assert verdict.status == EQUAL and verdict.steps == 2 and not verdict.warnings, str(verdict)
-    assert all(verdict.compared[what] for what in ("weights", "samples", "activations", "loss", "gradients", "updates"))
+    for what in ("weights", "samples", "activations", "loss", "gradients", "updates"):
+        assert verdict.compared[what], what
 
 
 def test_summed_gradients_are_found_with_step_tensor_and_cause(tmp_path):
@@ -107,8 +108,9 @@ def test_shards_are_put_together_and_sketches_of_shards_add_up():
     pieces = []
     for column, at in zip(columns, places, strict=True):
         values = trace.sketch(column, whole.shape, at)
-        pieces.append({"values": values, "shape": (300, 301), "at": at, "size": tuple(column.shape), "partial": False})
-    traces = [{"rank": rank, "steps": [{"weights": {"w": piece}}]} for rank, piece in enumerate(pieces)]
+        place = {"shape": (300, 301), "at": at, "size": tuple(column.shape), "partial": False}
+        pieces.append({"weights": {"w": {"values": values, **place}}})
+    traces = [{"rank": rank, "steps": [piece]} for rank, piece in enumerate(pieces)]
     found = shards.wholes(traces, 0, "weights")["w"]
     right = trace.sketch(whole, whole.shape, (0, 0))
     torch.testing.assert_close(found.values, right)
@@ -122,7 +124,8 @@ def test_the_referee_needs_torch_alone():
     """Of what it imports, all is torch's, Python's or its own."""
     code = "import sys, torch, torch._dynamo, torch.distributed.tensor; before = set(sys.modules)\n"
     code += "import aiscale.cli, aiscale.measure.referee.command, aiscale.measure.referee.probe\n"
-    code += "from aiscale.measure.referee import collectives, gradients, inputs, modules, optimizers, recorder\n"
+    code += "from aiscale.measure.referee import collectives, gradients, inputs, loaders, modules\n"
+    code += "from aiscale.measure.referee import optimizers, recorder\n"
     code += "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
     code += "print(sorted(new - {'aiscale', 'torch'} - set(sys.stdlib_module_names)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -137,7 +140,8 @@ def test_a_verdict_has_one_status_in_words_and_in_json():
     assert (read["status"], read["compared"]) == (PARTS, {"weights": 5})
     assert read["first"]["cause"]["words"] == "counted twice" and "step 1, loss" in str(verdict)
     verdict.unknown = "nothing was seen"
-    assert verdict.status == CANNOT_TELL and str(verdict).startswith("CANNOT TELL: nothing was seen")
+    assert verdict.status == CANNOT_TELL
+    assert str(verdict).startswith("CANNOT TELL: nothing was seen")
     assert Verdict(ranks=2).status == EQUAL
 
 
@@ -153,7 +157,8 @@ def test_a_verdict_has_one_status_in_words_and_in_json():
 )
 def test_bad_settings_get_one_line(words, remedy, capsys):
     script = str(path("plain.py"))
-    assert main(["verify", *[script if word == "SCRIPT" else word for word in words]]) == CANNOT_TELL
+    given = [script if word == "SCRIPT" else word for word in words]
+    assert main(["verify", *given]) == CANNOT_TELL
     assert remedy in capsys.readouterr().err
 
 
@@ -174,7 +179,8 @@ def test_correct_scripts_are_not_blamed(name):
 @pytest.mark.parametrize("name", faults.FAULTS)
 def test_planted_faults_are_found(name, tmp_path):
     fault = faults.FAULTS[name]
-    verdict = ask(faults.write(name, tmp_path), *fault.arguments, ranks=fault.ranks, steps=fault.steps)
+    script, more = faults.write(name, tmp_path), {"ranks": fault.ranks, "steps": fault.steps}
+    verdict = ask(script, *fault.arguments, **more)
     if fault.what:
         assert verdict.status == PARTS, str(verdict)
         first = verdict.first

@@ -1,4 +1,4 @@
-"""A model of transformers under DDP: texts of unequal length, and a mean over the tokens of all ranks."""
+"""A model of transformers under DDP: unequal texts, a mean over the tokens of all ranks."""
 
 import sys
 
@@ -14,8 +14,8 @@ dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
 off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-model = GPT2LMHeadModel(GPT2Config(vocab_size=256, n_positions=32, n_embd=32, n_layer=2, n_head=4, **off))
-model = DistributedDataParallel(model)
+config = GPT2Config(vocab_size=256, n_positions=32, n_embd=32, n_layer=2, n_head=4, **off)
+model = DistributedDataParallel(GPT2LMHeadModel(config))
 generator = torch.Generator().manual_seed(1)
 data = []
 for _ in range(64):

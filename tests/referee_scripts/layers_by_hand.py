@@ -7,7 +7,8 @@ from torch import nn
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
-layers = [nn.Linear(16, 16), nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 4)]
+layers = [nn.Linear(16, 16), nn.LayerNorm(16), nn.Tanh()]
+layers += [nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 4)]
 each = len(layers) // world
 model = nn.Sequential(*layers[rank * each : (rank + 1) * each])
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

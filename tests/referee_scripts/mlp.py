@@ -1,4 +1,4 @@
-"""In the style of a tutorial: DataLoader, DistributedSampler, DDP, accumulation. Its argument: samples of a rank."""
+"""As in a tutorial: DataLoader, DistributedSampler, DDP. Its argument: samples of a rank."""
 
 import sys
 from contextlib import nullcontext
@@ -18,7 +18,8 @@ generator = torch.Generator().manual_seed(1)
 x, y = torch.randn(n, 20, generator=generator), torch.randint(5, (n,), generator=generator)
 torch.manual_seed(0)
 norm = nn.LayerNorm(32)
-model = DistributedDataParallel(nn.Sequential(nn.Linear(20, 32), norm, nn.ReLU(), nn.Dropout(0), nn.Linear(32, 5)))
+layers = [nn.Linear(20, 32), norm, nn.ReLU(), nn.Dropout(0), nn.Linear(32, 5)]
+model = DistributedDataParallel(nn.Sequential(*layers))
 torch.manual_seed(100 + rank)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 data = TensorDataset(x, y)

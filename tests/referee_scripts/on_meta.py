@@ -1,4 +1,4 @@
-"""FSDP with weights that are built on meta, a buffer that no checkpoint has, and tied embeddings."""
+"""FSDP with weights built on meta, a buffer that no checkpoint has, and tied embeddings."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""A plain loop: every rank reads its share, gradients are averaged by hand, and clipped from a generator."""
+"""A plain loop: each rank reads its share; gradients averaged by hand, clipped from a generator."""
 
 import torch
 import torch.distributed as dist

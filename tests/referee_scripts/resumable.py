@@ -1,4 +1,4 @@
-"""A small model that goes on from its checkpoint. Its arguments: the checkpoint, and at which step to stop."""
+"""A small model that goes on from its checkpoint. Arguments: the checkpoint, the last step."""
 
 import os
 import sys

@@ -68,6 +68,10 @@ def of_loss(factor: float, step: Step) -> Cause:
     if len(set(counts)) > 1 or len(sizes) > 1:
         words = f"the ranks' means go over {counts} tokens: a mean of means weighs them wrongly"
         return Cause(words, "divide the sum by the tokens of all ranks and micro-batches", DDP)
+    shares = [sum(mine.values()) for mine in step.read if mine]
+    if len(set(shares)) > 1:
+        words = f"the ranks' means go over {shares} samples: a mean of means weighs them wrongly"
+        return Cause(words, "equal shares, or the sum divided by the samples of all ranks", DDP)
     if alone and here and here != alone and abs(factor * alone / here - 1) < 0.02:
         words = f"{here} micro-batches a rank, {alone} on one rank"
         words = f"{words}: the loss is not divided by their number"

@@ -37,6 +37,8 @@ def compare(many: list[dict], one: list[dict], noisy: list[dict], resumed: bool 
             break
     if not resumed and complete > 0:
         habits.look(many, one, verdict)
+    if not verdict.first and not (verdict.compared["gradients"] or verdict.compared["updates"]):
+        verdict.unknown = "no gradient and no update could be compared"
     _tell_what_was_not_seen(many, one, verdict)
     return verdict
 
