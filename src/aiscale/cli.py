@@ -258,7 +258,7 @@ def _print_summary(result, args: argparse.Namespace) -> None:
 _DELEGATED = {
     "generate": ("continue a text with a trained model", "aiscale generate runs/laptop --tokens 200", "train.generate"),
     "verify": (
-        "check that strategies agree with serial training, or with SCRIPT.py that it agrees with itself on one rank",
+        "check that strategies, or a script of your own, agree with one process",
         "aiscale verify 'zero*' ddp-x2; aiscale verify train_ddp.py --nproc 4",
         "verify.command",
     ),
