@@ -34,7 +34,6 @@ CORRECT = {
     "megatron tensor": ("train_megatron.py", faults.TENSOR, 2),
     "radius": ("train_radius.py", (), 2),
     "profiled": ("train_profiled.py", (), 2),
-    "trainer": ("trainer.py", TRAINER, 2),
     "mlp": ("mlp.py", faults.EACH, 2),
     "on meta": ("on_meta.py", (), 2),
     "pipeline by hand": ("pipeline_by_hand.py", (), 2),
@@ -195,6 +194,13 @@ def test_other_initial_weights_are_told_and_the_rest_is_compared_from_equal_ones
     verdict = ask(path("train_megatron.py"), *faults.STAGES)
     assert verdict.status == EQUAL, str(verdict)
     assert [part.what for part in verdict.given] == ["initial weights"]
+
+
+@pytest.mark.extended
+def test_the_trainer_equals_itself_but_for_masks_that_all_ranks_share():
+    verdict = ask(path("trainer.py"), *TRAINER)
+    assert verdict.status == EQUAL, str(verdict)
+    assert len(verdict.warnings) == 1 and "the same dropout masks" in verdict.warnings[0]
 
 
 RESUMED = ("{TMP}/checkpoint", "4")
