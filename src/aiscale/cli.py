@@ -80,6 +80,10 @@ def _may_be_a_rank() -> bool:
 
 
 def _run(argv: list[str]) -> int:
+    if argv[:1] == ["verify"] and names_a_script(argv[1:]):  # torch alone is enough for it
+        from aiscale.measure.referee import command
+
+        return command.main(argv[1:])
     parser = _parser(argv[0] if argv else "")
     args = parser.parse_args(argv)
     if args.version:
@@ -92,6 +96,12 @@ def _run(argv: list[str]) -> int:
         return 0
     keep_caches_private()
     return args.run(args) or 0
+
+
+def names_a_script(argv: list[str]) -> bool:
+    """Whether `aiscale verify ARGV` is about a script, and not about the kit's own cases."""
+    own = argv[: argv.index("--")] if "--" in argv else argv
+    return any(word.endswith(".py") for word in own)
 
 
 def commands(wanted: str = "") -> dict[str, argparse.ArgumentParser]:
@@ -247,7 +257,11 @@ def _print_summary(result, args: argparse.Namespace) -> None:
 #: name -> (help, example, the module that has add_arguments(parser) and run(args))
 _DELEGATED = {
     "generate": ("continue a text with a trained model", "aiscale generate runs/laptop --tokens 200", "train.generate"),
-    "verify": ("check that strategies agree with serial training", "aiscale verify 'zero*' ddp-x2", "verify.command"),
+    "verify": (
+        "check that strategies, or a script of your own, agree with one process",
+        "aiscale verify 'zero*' ddp-x2; aiscale verify train_ddp.py --nproc 4",
+        "verify.command",
+    ),
     "study": ("time settings, each against the same base", "aiscale study laptop --budget 30", "study.command"),
     "doctor": ("check whether this machine is ready to train", "srun aiscale doctor", "hpc.doctor"),
     "data": ("prepare a corpus", "aiscale data prepare my_texts/ --out corpus/", "data.prepare"),

@@ -1,4 +1,7 @@
-"""The command `aiscale verify`: does every strategy give the same result as serial training?"""
+"""The command `aiscale verify`: does every strategy give the same result as serial training?
+
+With a script, `aiscale verify train.py`, it is `measure.referee.command`.
+"""
 
 from __future__ import annotations
 

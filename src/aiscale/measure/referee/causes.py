@@ -1,0 +1,130 @@
+"""Why two runs part, in words: each function looks for the traces of one mistake after the
+other."""
+
+from __future__ import annotations
+
+from aiscale.measure.referee.shards import ratio
+from aiscale.measure.referee.step import Step
+from aiscale.measure.referee.verdict import Cause
+
+DDP, FSDP, TENSOR, WRONG = "03_ddp", "05_fsdp", "06_tensor_pipeline", "09_when_it_goes_wrong"
+
+NO_GRADIENT = Cause(
+    "it has no gradient on many ranks", "is the part of the model that uses it run, and not frozen?"
+)
+NO_STATES = Cause(
+    "the optimizer begins anew: a checkpoint without its states?",
+    "save and load its state_dict",
+    WRONG,
+)
+DRIFTING = Cause(
+    "copies of a weight have drifted apart: each rank updates with another gradient",
+    "average the gradients before the optimizer's step",
+    DDP,
+)
+
+
+def of_initial(kind: str, ranks_differ: bool, garbage: str) -> Cause:
+    if garbage:
+        words = f"{garbage} holds what memory held before: nothing has filled it since to_empty"
+        return Cause(words, "fill it after to_empty: buffers that are not saved, too", FSDP)
+    if kind == "buffers":
+        return Cause(
+            "a buffer is not as the script makes it on one rank",
+            "fill buffers again after to_empty",
+            FSDP,
+        )
+    if ranks_differ:
+        remedy = "set one seed on all ranks before the model is built, or broadcast as DDP does"
+        return Cause("ranks drew different initial weights", remedy, DDP)
+    return Cause(
+        "initial weights depend on the number of ranks",
+        "load the same weights in both to compare the rest",
+    )
+
+
+def of_activation(name: str, kind: str, sliced: str) -> Cause:
+    """`sliced`: the last module before it whose parts on the ranks made up the right whole."""
+    if "BatchNorm" in kind:
+        remedy = "SyncBatchNorm (on GPUs), or a norm that does not look across samples"
+        return Cause("BatchNorm takes mean and variance over a rank's own samples", remedy, DDP)
+    if sliced and sliced != name:
+        words = f"{sliced}, of which each rank has a part, is right; what goes into {name} is not"
+        remedy = (
+            "look for a missing sum over ranks, or a reshape that counts the heads of all ranks"
+        )
+        return Cause(words, remedy, TENSOR)
+    words = f"everything before it agrees; what {name or 'the model'} computes does not"
+    return Cause(
+        words, "compare its weights, its mode (train, eval), and where its output is put together"
+    )
+
+
+def of_loss(factor: float, step: Step) -> Cause:
+    """A mean of means; a number that the loss is not divided by, or divided by twice."""
+    here, alone = micro_batches(step)
+    counts = [sum(record["tokens"]) for record in step.records()]
+    sizes = {each for record in step.records() for each in record["tokens"]}
+    if len(set(counts)) > 1 or len(sizes) > 1:
+        words = f"the ranks' means go over {counts} tokens: a mean of means weighs them wrongly"
+        return Cause(words, "divide the sum by the tokens of all ranks and micro-batches", DDP)
+    shares = [sum(mine.values()) for mine in step.read if mine]
+    if len(set(shares)) > 1:
+        words = f"the ranks' means go over {shares} samples: a mean of means weighs them wrongly"
+        return Cause(words, "equal shares, or the sum divided by the samples of all ranks", DDP)
+    if alone and here and here != alone and abs(factor * alone / here - 1) < 0.02:
+        words = f"{here} micro-batches a rank, {alone} on one rank"
+        words = f"{words}: the loss is not divided by their number"
+        return Cause(
+            words + two_readings(step), "divide each micro-batch's loss by their number", DDP
+        )
+    for reading in (step.data_ranks, 1 / step.data_ranks):
+        if step.data_ranks > 1 and abs(factor / reading - 1) < 0.02:
+            return Cause(
+                "the loss is off by the number of ranks" + two_readings(step),
+                "scale it once, or not at all",
+            )
+    return Cause("outputs of the model agree: the loss is computed or scaled otherwise")
+
+
+def micro_batches(step: Step) -> tuple[int, int]:
+    """Of a rank, and on one rank: each begins a backward pass."""
+    here = max(len(record["losses"]) for record in step.records())
+    return here, len(step.alone["losses"])
+
+
+def two_readings(step: Step) -> str:
+    """Where N ranks have N times fewer micro-batches, one factor may have either reason."""
+    here, alone = micro_batches(step)
+    if here and alone == here * step.data_ranks and step.data_ranks > 1:
+        return "; or by the number of ranks, the same factor here: try another micro-batch"
+    return ""
+
+
+def of_learning_rate(factor: float, ranks: int) -> Cause:
+    why = ": scaled with the number of ranks" if abs(factor / ranks - 1) < 1e-6 else ""
+    words = f"the learning rate is {factor:.4g} times that of one rank{why}"
+    return Cause(words, "with an equal global batch the learning rate stays as it is", DDP)
+
+
+def of_update(step: Step, kind: str, bad: dict, ranks_differ: bool) -> Cause:
+    """The gradients agree, or cannot be seen, and the next weights or buffers differ."""
+    if kind == "buffers":
+        words = "statistics come from a rank's own samples"
+        return Cause(words, "SyncBatchNorm (on GPUs), or average the buffers", DDP)
+    if ranks_differ:
+        return DRIFTING
+    if step.on_many("grad"):
+        words = "the gradient was right: the optimizer's settings, its states, or a later write"
+        return Cause(f"{words} differ")
+    before, after = step.on_many("weights"), step.on_many("weights", step.number + 1)
+    alone = step.on_one("weights", step.number + 1)
+    factors = []
+    for name in bad:
+        if name in before and name in after:
+            start = before[name].values
+            factors.append(ratio(after[name].values - start, alone[name].values - start))
+    if not factors:
+        return Cause("the update differs; the optimizer's gradients cannot be seen")
+    words = f"updates are {min(factors):.3g} to {max(factors):.3g} times those of one rank"
+    return Cause(words + "; the optimizer's gradients cannot be seen")

@@ -1,0 +1,107 @@
+"""The command `aiscale verify SCRIPT.py`: does a script on N ranks do what it does on one?
+
+aiscale verify train_ddp.py --nproc 4 --steps 3 -- --save '{TMP}/checkpoint'
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from aiscale.measure.referee.judge import Question, judge, say_progress
+from aiscale.measure.referee.placeholders import PlaceholderError
+from aiscale.measure.referee.verdict import CANNOT_TELL
+
+_EPILOG = """\
+After -- come the script's own arguments. {16//N}: a number that depends on the number of ranks N,
+which is 1 in the reference; {min(2,N)}; {TMP}: a folder of each run; {PWD}: this folder. Each run
+begins in an empty folder.
+
+exit status: 0 equal within rounding, 1 the runs part, 2 cannot tell
+
+example:
+  aiscale verify train_tp_pp.py --nproc 4 -- --save '{TMP}/checkpoint' --tp '{min(2,N)}' --pp
+  '{min(2,N)}' """
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """(the referee's options, the script's own arguments: those after --)."""
+    own, arguments = list(argv), []
+    if "--" in own:
+        place = own.index("--")
+        own, arguments = own[:place], own[place + 1 :]
+    return _parser().parse_args(own), arguments
+
+
+def main(argv: Sequence[str]) -> int:
+    args, arguments = parse(argv)
+    refused = _refusal(args)
+    try:
+        verdict = None if refused else judge(_question(args, arguments), say_progress)
+    except PlaceholderError as error:
+        refused = str(error)
+    if refused:
+        print(f"aiscale verify: {refused}", file=sys.stderr)
+        return CANNOT_TELL
+    print(json.dumps(verdict.to_dict(), indent=2) if args.json else verdict)
+    return verdict.status
+
+
+def _refusal(args: argparse.Namespace) -> str:
+    """What is wrong with the settings; nothing, if they can be tried."""
+    if not Path(args.script).is_file():
+        return f"{args.script} is no file: name a training script"
+    if args.nproc < 1 or args.steps < 1:
+        return f"--nproc {args.nproc} and --steps {args.steps} must be at least 1"
+    if args.against and args.resume:
+        return "--against and --resume are two questions: ask one at a time"
+    if args.against and not Path(shlex.split(args.against)[0]).is_file():
+        return f"--against {args.against}: the first word is no file"
+    return ""
+
+
+def _question(args: argparse.Namespace, arguments: list[str]) -> Question:
+    against = None
+    if args.against:
+        other, *others_arguments = shlex.split(args.against)
+        against = (Path(other), tuple(others_arguments))
+    resume = tuple(shlex.split(args.resume or ""))
+    return Question(
+        Path(args.script), tuple(arguments), args.nproc, args.steps, args.limit, against, resume
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="aiscale verify",
+        description="Run a script on N ranks and on one, and name the first place where they part.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("script", metavar="SCRIPT.py")
+    add("--nproc", type=int, default=4, metavar="N", help="ranks (default: 4)")
+    add("--steps", type=int, default=3, metavar="K", help="optimizer steps to compare (default: 3)")
+    add(
+        "--limit",
+        type=float,
+        default=120,
+        metavar="S",
+        help="seconds for each of the runs (default: 120)",
+    )
+    add(
+        "--against",
+        metavar="'OTHER.py ARGUMENTS'",
+        help="another script, on one rank, as the reference",
+    )
+    add(
+        "--resume",
+        metavar="ARGUMENTS",
+        help="stop early with these, start again, compare with a run without a stop",
+    )
+    add("--json", action="store_true", help="print the verdict as JSON")
+    return parser

@@ -1,0 +1,93 @@
+"""What changes no value, and is hardly intended: each function sees one such habit, and says it as
+a warning."""
+
+from __future__ import annotations
+
+import math
+
+from aiscale.measure.referee import samples
+from aiscale.measure.referee.verdict import Verdict
+
+
+def look(many: list[dict], one: list[dict], verdict: Verdict) -> None:
+    if len(many) < 2:
+        return
+    for habit in (same_samples, sends_each_micro_batch, repeated_epoch, same_masks, untied):
+        words = habit(many, one)
+        if words:
+            verdict.warnings.append(words)
+
+
+def is_sharded(many: list[dict]) -> bool:
+    """Whether ranks hold different parts of the model, and so may read the same samples."""
+    held = []
+    for trace in many:
+        weights = trace["steps"][0]["weights"]
+        if any(piece["size"] != piece["shape"] for piece in weights.values()):
+            return True
+        held.append({name: piece["shape"] for name, piece in weights.items()})
+    return any(mine != held[0] for mine in held)
+
+
+def same_samples(many: list[dict], one: list[dict]) -> str:
+    """All ranks compute the whole batch: N times the work, for the same result."""
+    read = samples.counts(samples.calls_with_samples(many, 0))
+    if is_sharded(many) or not read[0] or any(mine != read[0] for mine in read):
+        return ""
+    words = f"all {len(many)} ranks compute the same {len(read[0])} samples"
+    return f"{words}: nothing is gained. No sampler?"
+
+
+def sends_each_micro_batch(many: list[dict], one: list[dict]) -> str:
+    """Gradients that are sent after each micro-batch, where once a step is enough."""
+    first = many[0]["steps"][0]
+    micro_batches = len(first["losses"])
+    steps = sum(bool(step["losses"]) for step in many[0]["steps"])
+    values = sum(math.prod(piece["size"]) for piece in first["weights"].values())
+    if is_sharded(many) or micro_batches < 2 or not steps or not values or not first["grad"]:
+        return ""
+    sent = many[0]["traffic"].get("all_reduce", 0) / steps / (4 * values)
+    if sent < 0.7 * micro_batches:
+        return ""
+    words = f"gradients are sent {sent:.1f} times a step, for {micro_batches} micro-batches"
+    return f"{words}: no_sync() sends them once"
+
+
+def repeated_epoch(many: list[dict], one: list[dict]) -> str:
+    """An epoch in the order of the one before: DistributedSampler.set_epoch is not called."""
+    orders = []
+    for step in many[0]["steps"]:
+        orders.append([row for call in step["calls"] for row in call["rows"]])
+    orders = [order for order in orders if order]
+    for later in range(2, len(orders) - 1):
+        distinct = len({tuple(order) for order in orders[:later]}) == later
+        if distinct and orders[later : later + 2] == orders[:2]:
+            words = f"rank 0 reads from step {later} what it read from step 0, in the same order"
+            return f"{words}: does each epoch call set_epoch?"
+    return ""
+
+
+def same_masks(many: list[dict], one: list[dict]) -> str:
+    """Dropout: ranks with different samples begin with the same state of the generator."""
+    read = samples.counts(samples.calls_with_samples(many, 0))
+    states = [trace["steps"][0]["generator"] for trace in many]
+    for rank, state in enumerate(states):
+        for other in range(rank):
+            if state and state == states[other] and not set(read[rank]) & set(read[other]):
+                words = (
+                    f"ranks {other} and {rank} draw the same dropout masks for different samples"
+                )
+                return f"{words}: after building the model, seed with seed + rank"
+    return ""
+
+
+def untied(many: list[dict], one: list[dict]) -> str:
+    """Weights that are one tensor on one rank, and two copies on a rank of many."""
+    for names in one[0]["tied"]:
+        for trace in many:
+            held = [name for name in names if name in trace["steps"][0]["weights"]]
+            together = any(set(held) <= set(group) for group in trace["tied"])
+            if len(held) > 1 and not together:
+                words = f"{' and '.join(names)} are one tensor on one rank"
+                return f"{words}, and copies on rank {trace['rank']}"
+    return ""

@@ -1,0 +1,245 @@
+"""`aiscale verify SCRIPT.py`: a correct script equals itself on one rank; faults are found."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import referee_faults as faults
+from aiscale.cli import main
+from aiscale.measure.referee import shards, trace
+from aiscale.measure.referee.judge import Question, judge
+from aiscale.measure.referee.placeholders import PlaceholderError, fill
+from aiscale.measure.referee.verdict import CANNOT_TELL, EQUAL, PARTS, Cause, Part, Verdict
+
+YOUR_OWN, OTHERS = faults.FOLDERS
+TRAINER = ("--output_dir", "out", "--use_cpu", "--ddp_backend", "gloo", "--max_steps", "4")
+TRAINER += ("--report_to", "none", "--per_device_train_batch_size", "{8//N}")
+
+#: name -> (script, arguments, ranks)
+CORRECT = {
+    "ranks": ("train_ranks.py", (), 2),
+    "three ranks": ("train_ddp.py", ("--batch", "12"), 3),
+    "fsdp": ("train_fsdp.py", (), 2),
+    "fsdp in bf16": ("train_fsdp.py", ("--bf16",), 2),
+    "tensor": ("train_tp_pp.py", faults.TENSOR, 2),
+    "stages": ("train_tp_pp.py", faults.STAGES, 2),
+    "grid": ("train_tp_pp.py", faults.GRID, 4),
+    "zero": ("train_zero.py", (), 2),
+    "megatron tensor": ("train_megatron.py", faults.TENSOR, 2),
+    "radius": ("train_radius.py", (), 2),
+    "profiled": ("train_profiled.py", (), 2),
+    "mlp": ("mlp.py", faults.EACH, 2),
+    "on meta": ("on_meta.py", (), 2),
+    "pipeline by hand": ("pipeline_by_hand.py", (), 2),
+    "layers by hand": ("layers_by_hand.py", (), 2),
+    "tensor by hand": ("tensor_by_hand.py", (), 2),
+    "hugging face": ("hugging_face.py", faults.EACH, 2),
+    "accelerate": ("with_accelerate.py", faults.EACH, 2),
+}
+
+
+def path(script: str) -> Path:
+    return next(folder / script for folder in faults.FOLDERS if (folder / script).exists())
+
+
+def ask(script: Path, *arguments: str, ranks=2, steps=2, **more):
+    return judge(Question(script, arguments, ranks, steps, limit_s=600, **more))
+
+
+def test_a_ddp_script_equals_itself_on_one_rank():
+    verdict = ask(path("train_ddp.py"))
+    assert verdict.status == EQUAL and verdict.steps == 2 and not verdict.warnings, str(verdict)
+    for what in ("weights", "samples", "activations", "loss", "gradients", "updates"):
+        assert verdict.compared[what], what
+
+
+def test_summed_gradients_are_found_with_step_tensor_and_cause(tmp_path):
+    verdict = ask(faults.write("summed", tmp_path))
+    assert verdict.status == PARTS
+    first = verdict.first
+    assert (first.step, first.what) == (0, "gradient before clipping")
+    assert "weight" in first.where and first.size > 0.5 and first.cause.lesson == "03_ddp"
+    assert "2 times as large: summed over ranks, not averaged" in first.cause.words
+
+
+def test_watching_does_not_exhaust_a_generator_of_parameters():
+    verdict = ask(path("plain.py"))
+    assert verdict.status == EQUAL and not verdict.not_compared, str(verdict)
+
+
+def test_a_script_that_watching_changes_is_not_called_equal(tmp_path):
+    watched = 'torch.nn.Module.__call__.__name__ == "call"'
+    script = faults.plant("plain.py", (("lr=0.5", f"lr=0.4 if {watched} else 0.5"),), tmp_path)
+    verdict = ask(script)
+    assert verdict.status == CANNOT_TELL
+    assert "weights after optimizer step 0 of rank 0 is another without it" in verdict.unknown
+
+
+def test_placeholders_are_computed_and_nothing_else_is():
+    known = {"N": 4, "TMP": "/somewhere"}
+    given = ["--batch={16//N}", "{min(2, N)}", "{TMP}/{N}", "{max(1,N-1)*2%5}", '{{"a": 1}}']
+    assert fill(given, known) == ["--batch=4", "2", "/somewhere/4", "1", '{"a": 1}']
+    for words in (
+        "__import__('os')",
+        "N.real",
+        "M",
+        "N//0",
+        "[1 for _ in N]",
+        "min(N, key=N)",
+        "TMP*2",
+        "2**N",
+        "f(1)",
+    ):
+        with pytest.raises(PlaceholderError, match="cannot be computed"):
+            fill([f"{{{words}}}"], known)
+
+
+def test_shards_are_put_together_and_sketches_of_shards_add_up():
+    whole = torch.randn(300, 301)
+    columns = [whole[:, :100], whole[:, 100:]]
+    places = [(0, 0), (0, 100)]
+    pieces = []
+    for column, at in zip(columns, places, strict=True):
+        values = trace.sketch(column, whole.shape, at)
+        place = {"shape": (300, 301), "at": at, "size": tuple(column.shape), "partial": False}
+        pieces.append({"weights": {"w": {"values": values, **place}}})
+    traces = [{"rank": rank, "steps": [piece]} for rank, piece in enumerate(pieces)]
+    found = shards.wholes(traces, 0, "weights")["w"]
+    right = trace.sketch(whole, whole.shape, (0, 0))
+    torch.testing.assert_close(found.values, right)
+    assert found.is_sketch and shards.relative(right, right * 1.01) == pytest.approx(0.01, rel=0.02)
+    changed = trace.sketch(whole + 0.1 * torch.randn(300, 301), whole.shape, (0, 0))
+    assert shards.relative(changed, right) == pytest.approx(0.1, rel=0.1)
+    assert shards.wholes(traces[:1], 0, "weights") == {}, "half a tensor is none"
+
+
+def test_the_referee_needs_torch_alone():
+    """Of what it imports, all is torch's, Python's or its own."""
+    code = "import sys, torch, torch._dynamo, torch.distributed.tensor; before = set(sys.modules)\n"
+    code += "import aiscale.cli, aiscale.measure.referee.command, aiscale.measure.referee.probe\n"
+    code += "from aiscale.measure.referee import collectives, gradients, inputs, loaders, modules\n"
+    code += "from aiscale.measure.referee import optimizers, recorder\n"
+    code += "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+    code += "print(sorted(new - {'aiscale', 'torch'} - set(sys.stdlib_module_names)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_verdict_has_one_status_in_words_and_in_json():
+    part = Part(1, "loss", "twice", Cause("counted twice", "count once", "03_ddp"), 1.0, 1e-6)
+    verdict = Verdict(ranks=2, steps=2, first=part)
+    verdict.compared["weights"] += 5
+    read = json.loads(json.dumps(verdict.to_dict()))
+    assert (read["status"], read["compared"]) == (PARTS, {"weights": 5})
+    assert read["first"]["cause"]["words"] == "counted twice" and "step 1, loss" in str(verdict)
+    verdict.unknown = "nothing was seen"
+    assert verdict.status == CANNOT_TELL
+    assert str(verdict).startswith("CANNOT TELL: nothing was seen")
+    assert Verdict(ranks=2).status == EQUAL
+
+
+@pytest.mark.parametrize(
+    "words, remedy",
+    [
+        (["nothing.py"], "nothing.py is no file"),
+        (["SCRIPT", "--nproc", "0"], "--nproc 0 and --steps 3 must be at least 1"),
+        (["SCRIPT", "--", "{M}"], "whole numbers, N, TMP, PWD"),
+        (["SCRIPT", "--against", "nothing.py"], "--against nothing.py: the first word is no file"),
+        (["SCRIPT", "--against", "a.py", "--resume", "x"], "ask one at a time"),
+    ],
+)
+def test_bad_settings_get_one_line(words, remedy, capsys):
+    script = str(path("plain.py"))
+    given = [script if word == "SCRIPT" else word for word in words]
+    assert main(["verify", *given]) == CANNOT_TELL
+    assert remedy in capsys.readouterr().err
+
+
+def test_words_that_are_no_script_name_the_kits_own_cases(capsys):
+    assert main(["verify", "--list", "ddp-x4"]) == 0
+    assert capsys.readouterr().out == "ddp-x4\n"
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", CORRECT)
+def test_correct_scripts_are_not_blamed(name):
+    script, arguments, ranks = CORRECT[name]
+    verdict = ask(path(script), *arguments, ranks=ranks, steps=3)
+    assert verdict.status == EQUAL and not verdict.warnings, str(verdict)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", faults.FAULTS)
+def test_planted_faults_are_found(name, tmp_path):
+    fault = faults.FAULTS[name]
+    script, more = faults.write(name, tmp_path), {"ranks": fault.ranks, "steps": fault.steps}
+    verdict = ask(script, *fault.arguments, **more)
+    if fault.what:
+        assert verdict.status == PARTS, str(verdict)
+        first = verdict.first
+        assert fault.what in first.what and fault.cause in first.cause.words, str(verdict)
+    else:
+        assert verdict.status == EQUAL, str(verdict)
+        assert any(fault.cause in words for words in verdict.warnings), str(verdict)
+
+
+@pytest.mark.extended
+def test_other_initial_weights_are_told_and_the_rest_is_compared_from_equal_ones():
+    verdict = ask(path("train_megatron.py"), *faults.STAGES)
+    assert verdict.status == EQUAL, str(verdict)
+    assert [part.what for part in verdict.given] == ["initial weights"]
+
+
+@pytest.mark.extended
+def test_the_trainer_equals_itself_but_for_masks_that_all_ranks_share():
+    verdict = ask(path("trainer.py"), *TRAINER)
+    assert verdict.status == EQUAL, str(verdict)
+    assert len(verdict.warnings) == 1 and "the same dropout masks" in verdict.warnings[0]
+
+
+RESUMED = ("{TMP}/checkpoint", "4")
+
+
+@pytest.mark.extended
+def test_a_restart_changes_nothing():
+    verdict = ask(path("resumable.py"), *RESUMED, steps=4, resume=("2",))
+    assert verdict.status == EQUAL and verdict.steps == 4, str(verdict)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    "old, new, what",
+    [
+        ("range(first, last)", "range(0, last - first)", "samples"),
+        ('    optimizer.load_state_dict(saved["optimizer"])\n', "", "optimizer's states"),
+    ],
+)
+def test_what_a_restart_forgets_is_found(old, new, what, tmp_path):
+    script = faults.plant("resumable.py", ((old, new),), tmp_path)
+    verdict = ask(script, *RESUMED, steps=4, resume=("2",))
+    assert verdict.status == PARTS, str(verdict)
+    assert (verdict.first.step, verdict.first.what) == (2, what), str(verdict)
+
+
+@pytest.mark.extended
+def test_the_command_prints_the_verdict_as_json(tmp_path, capsys):
+    script = str(faults.write("wrapper_bypassed", tmp_path))
+    words = ["verify", script, "--nproc", "2", "--steps", "1", "--limit", "600", "--json"]
+    assert main([*words, "--", *faults.EACH]) == PARTS
+    verdict = json.loads(capsys.readouterr().out)
+    assert verdict["status"] == PARTS
+    assert "never averaged" in verdict["first"]["cause"]["words"]
+
+
+@pytest.mark.extended
+def test_another_script_is_the_reference(tmp_path):
+    other = faults.plant("resumable.py", (("lr=1e-2", "lr=2e-2"),), tmp_path)
+    verdict = ask(path("resumable.py"), *RESUMED, against=(other, RESUMED))
+    assert verdict.status == PARTS, str(verdict)
+    assert verdict.first.what == "learning rate"
