@@ -69,7 +69,7 @@ class _Runs:
     def reference(self, name: str, ranks: int = 1, **given: Path) -> tuple[Run, Run]:
         one = self.start(name, ranks, **given)
         noisy = self.start(f"{name}-noisy", ranks, noise=True, **given)
-        self.finish(f"the reference on {ranks}, with and without rounding noise", one, noisy)
+        self.finish(f"reference, ranks: {ranks}, with and without rounding noise", one, noisy)
         return one, noisy
 
 
