@@ -61,7 +61,7 @@ run() { # PART
         echo "$part: left out, for Python has no $missing, and wheels/ neither"
         return
     fi
-    timeout -k 10 $PART_S "$PYTHON" benchmarks/gpu_parts.py "$part" "$json" ${QUICK:+--quick} >"$part_log" 2>&1
+    timeout -k 10 "$PART_S" "$PYTHON" benchmarks/gpu_parts.py "$part" "$json" ${QUICK:+--quick} >"$part_log" 2>&1
     status=$?
     case $status in
     0) echo "$part: $json, in $((SECONDS - started)) s" ;;

@@ -129,8 +129,9 @@ def _ask_mpi(place: Launch) -> Path | tuple[str, int]:
 
 def _slurm_file() -> Path:
     """A file that all ranks of a step on this node compute alike."""
-    # The launcher's port tells apart steps of the same number: Slurm requeues jobs.
-    step = (os.environ.get(f"SLURM_{name}", "") for name in ("JOB_ID", "STEP_ID", "STEP_LAUNCHER_PORT"))
+    # Slurm requeues jobs under their number; the launcher's port tells their steps apart.
+    names = ("JOB_ID", "STEP_ID", "RESTART_COUNT", "STEP_LAUNCHER_PORT")
+    step = [os.environ.get(f"SLURM_{name}", "0") for name in names]
     try:
         return private.named_folder() / f"store-{'-'.join(step)}"
     except PermissionError as error:
