@@ -26,7 +26,6 @@ CORRECT = {
     "ranks": ("train_ranks.py", (), 2),
     "three ranks": ("train_ddp.py", ("--batch", "12"), 3),
     "fsdp": ("train_fsdp.py", (), 2),
-    "fsdp in bf16": ("train_fsdp.py", ("--bf16",), 2),
     "tensor": ("train_tp_pp.py", faults.TENSOR, 2),
     "stages": ("train_tp_pp.py", faults.STAGES, 2),
     "grid": ("train_tp_pp.py", faults.GRID, 4),

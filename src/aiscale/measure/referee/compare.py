@@ -39,6 +39,9 @@ def compare(many: list[dict], one: list[dict], noisy: list[dict], resumed: bool 
         habits.look(many, one, verdict)
     if not verdict.first and not (verdict.compared["gradients"] or verdict.compared["updates"]):
         verdict.unknown = "no gradient and no update could be compared"
+    is_half = any("half precision" in trace["notes"] for trace in one)
+    if is_half and verdict.first and verdict.first.size is not None and verdict.first.size < 0.1:
+        verdict.unknown = "in half precision so small a difference may be rounding"
     _tell_what_was_not_seen(many, one, verdict)
     return verdict
 

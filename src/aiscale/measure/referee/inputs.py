@@ -23,6 +23,8 @@ def watch_losses(recorder: Recorder) -> None:
     def backward(tensors, *args, **kwargs):
         for tensor in tensors_in([tensors]):
             if tensor.numel() == 1:
+                if tensor.dtype in (torch.bfloat16, torch.float16):
+                    recorder.notes.add("half precision")
                 recorder.losses.append(float(tensor.detach()))
                 recorder.step["losses"].append(recorder.losses[-1])
         return original(tensors, *args, **kwargs)
