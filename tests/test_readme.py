@@ -52,6 +52,13 @@ def test_make_has_the_targets_and_variables():
             assert found, f"{command}: the Makefile has no {name}"
 
 
+def test_the_files_that_make_check_runs_exist():
+    units = re.search(r"^UNITS := ((?:.*\\\n)*.*)$", (ROOT / "Makefile").read_text(), re.M)[1]
+    names = units.replace("\\\n", " ").split()
+    assert len(names) > 10
+    assert [name for name in names if not (ROOT / f"tests/test_{name}.py").is_file()] == []
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_to_files(page):
     links, folder = re.findall(r"\]\(([^)#]+)", PAGES[page]), (ROOT / page).parent
