@@ -45,7 +45,7 @@ def train(args):
 def main(args):
     dist.init_process_group("gloo")
     train(args)
-    gc.collect()  # DDP ends before the group that it holds: the other way round, gloo may hang at exit
+    gc.collect()  # DDP ends before its group: the other way round, gloo may hang at exit
     dist.destroy_process_group()
 
 

@@ -60,7 +60,7 @@ def main(args):
         if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
             save(args.save, model.module, optimizer, step + 1)
     del model
-    gc.collect()  # DDP ends before the group that it holds: the other way round, gloo may hang at exit
+    gc.collect()  # DDP ends before its group: the other way round, gloo may hang at exit
     dist.destroy_process_group()
 
 
@@ -74,4 +74,4 @@ if __name__ == "__main__":
     parser.add_argument("--save", default="checkpoint", help="training goes on from it")
     parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
     main(parser.parse_args())
-    gc.freeze()  # else Python, before it ends, searches all objects of torch for garbage: a second a rank
+    gc.freeze()  # or Python, when it ends, searches all objects of torch: a second a rank

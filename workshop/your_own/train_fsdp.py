@@ -37,12 +37,13 @@ def main(args):
     assert args.batch % (world_size * args.micro_batch) == 0, f"--batch is no multiple of {world_size} x --micro-batch"
     torch.manual_seed(0)
     model = GPT().to(device)
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if args.bf16 else None, reduce_dtype=torch.float32)
+    dtype = torch.bfloat16 if args.bf16 else None
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for block in model.blocks:
         fully_shard(block, mp_policy=policy)  # gathered, used and freed one at a time
     fully_shard(model, mp_policy=policy)  # the root: embeddings and head
     for block, following in zip(model.blocks, model.blocks[1:]):
-        block.set_modules_to_forward_prefetch([following])  # gathered while this one computes: one ahead
+        block.set_modules_to_forward_prefetch([following])  # gathered one ahead
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     first = load(args.save, model, optimizer)
     windows = read_windows(args.text)
@@ -50,7 +51,7 @@ def main(args):
         loss = torch.zeros((), device=device)
         micro_batches = batch.to(device).split(args.micro_batch)
         for i, micro_batch in enumerate(micro_batches):
-            model.set_requires_gradient_sync(i + 1 == len(micro_batches))  # gradients are sent once a step
+            model.set_requires_gradient_sync(i + 1 == len(micro_batches))  # once a step
             part = loss_of(model(micro_batch[:, :-1]), micro_batch[:, 1:]) / len(micro_batches)
             part.backward()
             loss += part.detach()
@@ -76,4 +77,4 @@ if __name__ == "__main__":
     parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
     parser.add_argument("--bf16", action="store_true", help="compute and gather in bf16")
     main(parser.parse_args())
-    gc.freeze()  # else Python, before it ends, searches all objects of torch for garbage: a second a rank
+    gc.freeze()  # or Python, when it ends, searches all objects of torch: a second a rank

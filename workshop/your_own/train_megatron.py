@@ -120,4 +120,4 @@ if __name__ == "__main__":
     parser.add_argument("--tp", type=int, default=2, help="ranks that share each matrix")
     parser.add_argument("--pp", type=int, default=2, help="stages of the pipeline")
     main(parser.parse_args())
-    gc.freeze()  # else Python, before it ends, searches all objects of torch for garbage: a second a rank
+    gc.freeze()  # or Python, when it ends, searches all objects of torch: a second a rank

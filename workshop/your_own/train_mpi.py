@@ -66,4 +66,4 @@ if __name__ == "__main__":
     parser.add_argument("--save", default="checkpoint", help="training goes on from it")
     parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
     main(parser.parse_args())
-    gc.freeze()  # else Python, before it ends, searches all objects of torch for garbage: a second a rank
+    gc.freeze()  # or Python, when it ends, searches all objects of torch: a second a rank

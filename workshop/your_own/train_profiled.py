@@ -84,7 +84,7 @@ def main(args):
         profiler.step()
     profiler.stop()
     del model
-    gc.collect()  # DDP ends before the group that it holds: the other way round, gloo may hang at exit
+    gc.collect()  # DDP ends before its group: the other way round, gloo may hang at exit
     dist.destroy_process_group()
 
 
@@ -99,4 +99,4 @@ if __name__ == "__main__":
     parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
     parser.add_argument("--workers", type=int, default=0, help="processes that read ahead, for each rank")
     main(parser.parse_args())
-    gc.freeze()  # else Python, before it ends, searches all objects of torch for garbage: a second a rank
+    gc.freeze()  # or Python, when it ends, searches all objects of torch: a second a rank

@@ -26,12 +26,12 @@ if torch.cuda.is_available():  # the n-th rank of a node has its n-th GPU, or th
 
 
 class Radius:
-    """A hook for DDP: every `interval`-th step sends all, the others the same few entries of each matrix."""
+    """A hook for DDP: every `interval`-th step sends all, others a few entries of each matrix."""
 
     def __init__(self, model, density, interval):
         self.density, self.interval, self.step = density, interval, 0
         self.residual = {p: torch.zeros(p.numel(), device=p.device) for p in model.parameters()}
-        self.mask = {p: torch.ones(p.numel(), dtype=torch.bool, device=p.device) for p in model.parameters()}
+        self.mask = {p: kept == 0 for p, kept in self.residual.items()}  # at first all are sent
 
     def hook(self, _, bucket):
         parameters, gradient = bucket.parameters(), bucket.buffer()
@@ -52,7 +52,8 @@ class Radius:
             for p in self.mask:
                 if p.dim() > 1:  # biases and norms are always sent
                     mean, square = optimizer.state[p]["exp_avg"], optimizer.state[p]["exp_avg_sq"]
-                    size = (mean / (square.sqrt() + 1e-8)).abs().flatten()  # all entries share the bias correction
+                    # all entries share the bias correction
+                    size = (mean / (square.sqrt() + 1e-8)).abs().flatten()
                     chosen = size.topk(max(int(self.density * p.numel()), 1)).indices
                     self.mask[p] = torch.zeros_like(self.mask[p]).index_fill_(0, chosen, True)
         self.step += 1
@@ -96,7 +97,7 @@ def main(args):
         if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
             save(args.save, model.module, optimizer, step + 1)
     del model
-    gc.collect()  # DDP ends before the group that it holds: the other way round, gloo may hang at exit
+    gc.collect()  # DDP ends before its group: the other way round, gloo may hang at exit
     dist.destroy_process_group()
 
 
@@ -109,7 +110,7 @@ if __name__ == "__main__":
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--save", default="checkpoint", help="training goes on from it")
     parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
-    parser.add_argument("--density", type=float, default=0.4, help="share of each matrix that a sparse step sends")
+    parser.add_argument("--density", type=float, default=0.4, help="share that a sparse step sends")
     parser.add_argument("--interval", type=int, default=5, help="steps from one dense step to the next")
     main(parser.parse_args())
-    gc.freeze()  # else Python, before it ends, searches all objects of torch for garbage: a second a rank
+    gc.freeze()  # or Python, when it ends, searches all objects of torch: a second a rank

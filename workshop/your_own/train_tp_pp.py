@@ -19,7 +19,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-#: Into a block by columns, out of it by rows. (Backward, torch sums for q, k and v one by one; Megatron-Core once.)
+#: Into a block by columns, out of it by rows.
+#: (Backward, torch sums for q, k and v one by one; Megatron-Core once.)
 PLAN = {name: ColwiseParallel() for name in ("query", "key", "value", "up")}
 PLAN |= {name: RowwiseParallel() for name in ("out", "down")}
 
@@ -46,7 +47,8 @@ def cut(model, stage, stages):
 def clip(model, most, pipeline):
     """Clips by the norm of the whole model's gradient, of which each rank has a part."""
     # Gathering is simplest; Megatron-Core sums the squares of the parts
-    whole = [w.grad.full_tensor() if isinstance(w.grad, DTensor) else w.grad for w in model.parameters()]
+    gradients = [weight.grad for weight in model.parameters()]
+    whole = [g.full_tensor() if isinstance(g, DTensor) else g for g in gradients]
     squares = sum(gradient.square().sum() for gradient in whole)
     dist.all_reduce(squares, group=pipeline)
     torch.nn.utils.clip_grads_with_norm_(model.parameters(), most, squares.sqrt(), foreach=False)
@@ -73,8 +75,10 @@ def main(args):
         if not isinstance(block, nn.Identity):
             parallelize_module(block, mesh["tp"], PLAN)
     stage = PipelineStage(model, my_stage, args.pp, device, group=pipeline)
-    schedule = Schedule1F1B(stage, n_microbatches=args.batch // dp // args.micro_batch, loss_fn=loss_of)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, foreach=False)  # DTensors and plain tensors
+    micro_batches = args.batch // dp // args.micro_batch
+    schedule = Schedule1F1B(stage, n_microbatches=micro_batches, loss_fn=loss_of)
+    # one by one: DTensors and plain tensors
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, foreach=False)
     first = load(args.save, model, optimizer)
     windows = read_windows(args.text)
     for step, batch in batches(windows, range(first, args.steps), args.batch, mesh.get_local_rank("dp"), dp):
@@ -110,4 +114,4 @@ if __name__ == "__main__":
     parser.add_argument("--tp", type=int, default=2, help="ranks that share each matrix")
     parser.add_argument("--pp", type=int, default=2, help="stages of the pipeline")
     main(parser.parse_args())
-    gc.freeze()  # else Python, before it ends, searches all objects of torch for garbage: a second a rank
+    gc.freeze()  # or Python, when it ends, searches all objects of torch: a second a rank

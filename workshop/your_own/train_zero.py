@@ -81,4 +81,4 @@ if __name__ == "__main__":
     parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
     parser.add_argument("--config", type=open, default=f"{os.path.dirname(__file__)}/ds_config.json")
     main(parser.parse_args())
-    gc.freeze()  # else Python, before it ends, searches all objects of torch for garbage: a second a rank
+    gc.freeze()  # or Python, when it ends, searches all objects of torch: a second a rank

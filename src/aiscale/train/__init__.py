@@ -1,4 +1,29 @@
-"""Training: `fit(run)`, in a notebook cell, a test, or a job on a thousand ranks."""
+"""Training: the trainers (`python -m aiscale.train.fsdp --help`), and `fit(run)`, which they replace."""
 
-from aiscale.train.loop import AlreadyTrained, Result, TrainingError, fit
-from aiscale.train.records import RunFolderError, load_run, open_trained, read_metrics
+import signal
+import sys
+
+if sys.argv[0] == "-m":
+    # `python -m aiscale.train.ddp` is starting. A scheduler's signal may come before torch is
+    # imported: it waits until job.py has a handler.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+
+_OF_FIT = {
+    "AlreadyTrained": "loop",
+    "Result": "loop",
+    "TrainingError": "loop",
+    "fit": "loop",
+    "RunFolderError": "records",
+    "load_run": "records",
+    "open_trained": "records",
+    "read_metrics": "records",
+}
+
+
+def __getattr__(name: str):
+    """`fit` and its like are imported when they are first used: the trainers need none of them."""
+    if name not in _OF_FIT:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_OF_FIT[name]}"), name)

@@ -1,0 +1,92 @@
+"""Tokens in a file that may be larger than memory, in one order at every number of ranks.
+
+Shapes: B sequences, T tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from aiscale.train.presets import shape_of
+
+
+class Windows:
+    """(sequences, T + 1): tokens cut into sequences, read when they are asked for.
+
+    The last token of each begins the next.
+    """
+
+    def __init__(self, tokens: np.memmap, length: int):
+        self.tokens = tokens
+        self.length = length
+
+    def __len__(self) -> int:
+        return max(0, len(self.tokens) - 1) // self.length
+
+    def __getitem__(self, numbers: torch.Tensor) -> torch.Tensor:
+        """numbers (B) -> (B, T + 1)"""
+        starts = [number * self.length for number in numbers.tolist()]
+        rows = [self.tokens[start : start + self.length + 1] for start in starts]
+        return torch.from_numpy(np.stack(rows).astype(np.int64))
+
+
+def read_tokens(path: str | Path) -> tuple[np.memmap, int, str]:
+    """(tokens, vocabulary, digest) of a folder of `aiscale data prepare`, or of a file's bytes."""
+    path = Path(path)
+    if path.is_dir():
+        manifest = path / "manifest.json"
+        if not manifest.is_file():
+            raise SystemExit(
+                f"{path} holds no tokens: make them with `aiscale data prepare {path}`"
+            )
+        about = json.loads(manifest.read_text())
+        kind = "<u2" if about["vocab_size"] <= 2**16 else "<u4"
+        tokens = np.memmap(path / "tokens.bin", kind, mode="r")
+        if len(tokens) != about["tokens"]:
+            stated = f"{manifest} says {about['tokens']:,}"
+            raise SystemExit(f"{path} has {len(tokens):,} tokens, but {stated}: prepare it again")
+        return tokens, about["vocab_size"], about["sha256"]
+    if not path.is_file() or not path.stat().st_size:
+        raise SystemExit(f"--text {path} is no folder and no file with a text in it")
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return np.memmap(path, np.uint8, mode="r"), 256, digest
+
+
+def read_windows(args) -> tuple[Windows, Windows, str]:
+    """(to train on, held out, digest of the text). Stops with one line if the settings do not fit."""
+    tokens, vocabulary, digest = read_tokens(args.text)
+    shape = shape_of(args.model)
+    if vocabulary > shape.vocabulary:
+        larger = (
+            f"{vocabulary:,} tokens in its vocabulary, --model {args.model} {shape.vocabulary:,}"
+        )
+        raise SystemExit(
+            f"--text {args.text} has {larger}: choose a larger model or prepare it anew"
+        )
+    if args.length > shape.context:
+        limit = f"--model {args.model} reads at most {shape.context} tokens"
+        raise SystemExit(f"--length {args.length} is too long: {limit}")
+    end = len(tokens) - round(len(tokens) * args.held_out)
+    windows = Windows(tokens[:end], args.length)
+    if len(windows) < args.batch:
+        have = f"--text has {len(windows)} sequences of --length {args.length}"
+        raise SystemExit(f"{have}, fewer than --batch {args.batch}: lower one of them")
+    return windows, Windows(tokens[end:], args.length), digest
+
+
+def batches(windows, first: int, args, rank: int, world_size: int):
+    """Each step and this rank's share of its batch. Each epoch has an order of its own."""
+    size, drawn = args.batch, None
+    for step in range(first, args.steps):
+        epoch, place = divmod(step, len(windows) // size)
+        if epoch != drawn:
+            generator = torch.Generator().manual_seed(epoch)
+            order = torch.randperm(len(windows), generator=generator)
+            drawn = epoch
+        yield step, windows[order[place * size : (place + 1) * size][rank::world_size]]

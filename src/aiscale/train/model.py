@@ -1,0 +1,198 @@
+"""A GPT of any size, or one of transformers' models. It does not know how many processes there are.
+
+`build` makes it without memory, a strategy cuts it up, and `draw` gives each rank its own part.
+
+Shapes: B sequences, T tokens, D width, H heads, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed._composable import checkpoint
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
+
+from aiscale.train.presets import presets, shape_of
+
+#: The last matrix of each branch, by its name in our model and in transformers' ones.
+OUTPUTS = ("out", "down", "c_proj", "out_proj", "fc_out", "o_proj", "down_proj", "dense_4h_to_h")
+
+
+def loss_of(logits, targets):
+    """Nats for each token, from (B, T, V) and (B, T), in fp32 at least."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return cross_entropy(logits.flatten(0, 1).to(wide), targets.flatten())
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.head_width = width // heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):  # (B, T, D)
+        h = self.norm1(x)
+        q, k, v = (  # (B, H, T, D / H)
+            part(h).unflatten(-1, (-1, self.head_width)).transpose(1, 2) for part in (self.query, self.key, self.value)
+        )
+        attended = scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        return x + self.down(gelu(self.up(self.norm2(x))))
+
+
+class Embedding(nn.Module):
+    def __init__(self, width, vocabulary, context):
+        super().__init__()
+        self.token, self.place = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+
+    def forward(self, text):  # (B, T) -> (B, T, D)
+        return self.token(text) + self.place.weight[: text.shape[1]]
+
+
+class GPT(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.tied = shape.tied
+        self.embed = Embedding(shape.width, shape.vocabulary, shape.context)
+        self.blocks = nn.ModuleList(Block(shape.width, shape.heads) for _ in range(shape.layers))
+        logits = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        self.head = nn.Sequential(nn.LayerNorm(shape.width), logits)
+        self.tie_weights()
+
+    def tie_weights(self):
+        """Without memory a model has no ties: they are made again when it gets its memory."""
+        if self.tied:
+            self.head[1].weight = self.embed.token.weight
+
+    def forward(self, x):  # (B, T) -> (B, T, V)
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Transformer(nn.Module):
+    """A causal language model of transformers, as our strategies want it: logits, and `blocks`."""
+
+    def __init__(self, name):
+        super().__init__()
+        from accelerate import init_empty_weights
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        if name in presets():
+            config = AutoConfig.for_model(**presets()[name]["transformers"])
+        else:
+            config = AutoConfig.from_pretrained(name)
+        for key in vars(config):  # each rank would draw masks of its own
+            if "dropout" in key or key.endswith("_pdrop"):
+                setattr(config, key, 0.0)
+        config.use_cache = False
+        with init_empty_weights(include_buffers=False):
+            self.inner = AutoModelForCausalLM.from_config(config)
+        lists = [module for module in self.inner.modules() if isinstance(module, nn.ModuleList)]
+        self.__dict__["blocks"] = max(lists, key=len)  # not registered a second time
+
+    def tie_weights(self):
+        self.inner.tie_weights()
+
+    def forward(self, x):  # (B, T) -> (B, T, V)
+        return self.inner(input_ids=x).logits
+
+
+def build(args):
+    """The model of --model, without memory: `draw` gives it that."""
+    ours = args.model in presets() and "transformers" not in presets()[args.model]
+    with torch.device("meta" if ours else "cpu"):
+        model = GPT(shape_of(args.model)) if ours else Transformer(args.model)
+    for block in model.blocks:
+        if args.recompute:
+            checkpoint(block)  # computed again in the backward pass: keeps its input only
+        if args.compile:
+            block.compile()
+    return model
+
+
+@torch.no_grad()
+def draw(model, args, device):
+    """Gives a model its memory and its first weights; returns it.
+
+    Each number depends on --seed, the tensor's name and the number's place in the whole tensor.
+    So a rank makes its own part only, and all ways to cut the model up make the same one. The
+    lessons' model gets the numbers that it has in the lessons, a folder of transformers its own.
+    """
+    model._apply(lambda tensor: _with_memory(tensor, device))
+    model.tie_weights()
+    known = _known_weights(args)
+    depth = shape_of(args.model).layers
+    for name, weight in model.named_parameters():
+        part, start = _part_of(weight)
+        if known:
+            place = [slice(at, at + size) for at, size in zip(start, part.shape, strict=True)]
+            part.copy_(known(name)[tuple(place)])
+        elif weight.dim() == 1:
+            part.fill_(1.0 if name.endswith("weight") else 0.0)  # a norm; a bias
+        else:
+            is_output = name.removesuffix(".weight").endswith(OUTPUTS)
+            std = 0.02 / (2 * depth) ** 0.5 if is_output else 0.02  # GPT-2's
+            part.copy_(normal(f"{args.seed} {name}", std, start, part.shape, weight.shape))
+    return model
+
+
+def normal(name, std, start, size, whole):
+    """A part of a tensor of shape `whole` with normal numbers: of shape `size`, from `start` on.
+
+    Each row of the tensor has a seed of its own.
+    """
+    first = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=6).digest(), "big")
+    generator, row = torch.Generator(), torch.empty(whole[1:], dtype=torch.float32)
+    inner = [slice(at, at + length) for at, length in zip(start[1:], size[1:], strict=True)]
+    part = torch.empty(size, dtype=torch.float32)
+    for number in range(size[0]):
+        generator.manual_seed(first + start[0] + number)
+        part[number] = row.normal_(0.0, std, generator=generator)[tuple(inner)]
+    return part
+
+
+def _with_memory(tensor, device):
+    return torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
+
+
+def _part_of(weight):
+    """(this rank's part, where it begins in the whole tensor)"""
+    if not isinstance(weight, DTensor):
+        return weight, (0,) * weight.dim()
+    placed = weight.shape, weight.device_mesh, weight.placements
+    _, start = compute_local_shape_and_global_offset(*placed)
+    return weight.to_local(), start
+
+
+def _known_weights(args):
+    """A function that gives a whole tensor by name, or None if weights are to be drawn."""
+    if args.model == "tiny":
+        torch.manual_seed(args.seed)
+        weights = GPT(shape_of("tiny")).state_dict()
+        return weights.__getitem__
+    files = sorted(Path(args.model).glob("*.safetensors"))
+    if not files:
+        return None
+    from safetensors import safe_open
+
+    opened = [safe_open(file, "pt") for file in files]
+    by_name = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
+
+    def stored(name):
+        name = name.removeprefix("inner.")
+        # GPT-2's own files were written without the outer module's name.
+        for candidate in (name, name.split(".", 1)[-1]):
+            if candidate in by_name:
+                return by_name[candidate].get_tensor(candidate)
+        raise SystemExit(f"{args.model} has no tensor {name} in its *.safetensors")
+
+    return stored

@@ -1,0 +1,71 @@
+"""Models by name, from presets.toml. Without torch: the planner and `aiscale submit` read it too.
+
+    shape_of("gpt2-xl").flops_per_token(1024)
+
+Letters: L layers, D width, V vocabulary, T tokens of a sequence.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+TABLE = Path(__file__).parents[1] / "presets.toml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The sizes of a GPT, by the names of presets.toml."""
+
+    layers: int
+    heads: int
+    width: int
+    vocabulary: int
+    context: int  #: tokens of the longest sequence
+    tied: bool = False
+    rotary: bool = False
+
+    def flops_per_token(self, length: int) -> float:
+        """Forward and backward: 72 L D^2 + 12 L D T + 6 D V (Chowdhery et al. 2022, appendix B).
+
+        Matrix products only, an add and a multiply are two, nothing that is computed twice.
+        """
+        matrices = 72 * self.layers * self.width**2
+        attention = 12 * self.layers * self.width * length
+        return matrices + attention + 6 * self.width * self.vocabulary
+
+
+@functools.cache
+def presets() -> dict[str, dict]:
+    """The table: {name: its entries}."""
+    return tomllib.loads(TABLE.read_text())
+
+
+def shape_of(model: str) -> Shape:
+    """Of a name in the table, or of a folder with a config.json of transformers."""
+    if model in presets():
+        known = {field.name for field in fields(Shape)}
+        return Shape(**{key: value for key, value in presets()[model].items() if key in known})
+    file = Path(model) / "config.json"
+    if not file.is_file():
+        names = ", ".join(presets())
+        raise SystemExit(f"--model {model} is no folder with a config.json, and none of: {names}")
+    config = json.loads(file.read_text())
+
+    def first_of(*names: str) -> int:
+        """Each family of transformers has names of its own."""
+        for name in names:
+            if name in config:
+                return config[name]
+        raise SystemExit(f"{file} has none of {', '.join(names)}: of this model no shape is known")
+
+    return Shape(
+        layers=first_of("num_hidden_layers", "n_layer", "num_layers"),
+        heads=first_of("num_attention_heads", "n_head", "num_heads"),
+        width=first_of("hidden_size", "n_embd", "d_model"),
+        vocabulary=first_of("vocab_size"),
+        context=first_of("max_position_embeddings", "n_positions"),
+    )

@@ -1,0 +1,151 @@
+"""A checkpoint in a folder, to which each rank writes its slices. Another number of ranks reads it.
+
+A folder is whole or absent: it is written under another name, flushed and renamed. Its note, written
+last, has a digest of each file; `load` takes the newest folder whose files are as they were written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
+
+#: Works also where ranks optimize different parameters.
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+NOTE = "note.json"
+KEPT = 2  #: so many of the newest folders stay
+
+
+def gather(value):
+    """Every rank's value, on every rank."""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def check_shared(path):
+    """Stops all ranks unless each sees a file that rank 0 writes in the folder `path`."""
+    marker = Path(gather(f"{path}/.{os.urandom(8).hex()}")[0])  # rank 0's
+    if dist.get_rank() == 0:
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch()
+    dist.barrier()  # no rank looks before
+    until = time.monotonic() + 5  # a file system of many nodes may show a new file late
+    while not marker.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    seen = gather(marker.exists())
+    if dist.get_rank() == 0:
+        marker.unlink()
+    if not all(seen):
+        blind = (
+            f"rank {seen.index(False)} does not see what rank 0 writes in {Path(path).resolve()}"
+        )
+        raise SystemExit(f"{blind}: choose a --save folder that all nodes share")
+
+
+def write(path, steps, fill):
+    """`fill(folder)` on all ranks, then a note, then the folder's name."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    final = Path(path) / f"{steps:08}"
+    partial = final.with_suffix(".part")
+    if rank == 0:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    dist.barrier()
+    fill(partial)
+    dist.barrier()
+    files = sorted(file for file in partial.rglob("*") if file.is_file())
+    mine = {str(file.relative_to(partial)): digest_of(file) for file in files[rank::size]}
+    digests = gather(mine)
+    if rank == 0:
+        note = {"steps": steps, "files": {}}
+        for each in digests:
+            note["files"].update(each)
+        (partial / NOTE).write_text(json.dumps(note, indent=1))
+        for each in (*partial.rglob("*"), partial):
+            flush(each)
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+        flush(final.parent)
+        for old in folders(path)[KEPT:]:
+            shutil.rmtree(old)
+    dist.barrier()
+    if rank == 0 and "AISCALE_NOTE_SAVED" in os.environ:  # a launcher reads it when the job ends
+        Path(os.environ["AISCALE_NOTE_SAVED"]).write_text(f"{final}\n")
+
+
+def folders(path):
+    """Checkpoints, the newest first."""
+    return sorted(Path(path).glob("[0-9]" * 8), reverse=True)
+
+
+def newest(path):
+    """(the newest undamaged folder, its steps), or (None, 0). Each that is passed over is named."""
+    check_shared(path)  # else slices would lie on several disks
+    rank, size = dist.get_rank(), dist.get_world_size()
+    found = gather(folders(path))[0]  # rank 0 looks, and all follow
+    for folder in found:
+        note, damaged = {"steps": 0, "files": {}}, []
+        try:
+            note = json.loads((folder / NOTE).read_text())
+            for name in sorted(note["files"])[rank::size]:
+                if not (folder / name).is_file() or digest_of(folder / name) != note["files"][name]:
+                    damaged.append(name)
+        except (OSError, ValueError, KeyError):
+            damaged.append(NOTE)
+        damaged = [name for names in gather(damaged) for name in names]
+        if not damaged:
+            return folder, note["steps"]
+        if rank == 0:
+            say = f"{folder} is damaged ({damaged[0]} is not what was written): going back"
+            print(say, file=sys.stderr, flush=True)
+    if found:
+        raise SystemExit(f"{path}: all checkpoints are damaged; start anew with another --save")
+    return None, 0
+
+
+def save(path, model, optimizer, steps, **more):
+    """Writes weights and optimizer states, and the tensors of `more`. All ranks call it."""
+    weights, moments = get_state_dict(model, optimizer, options=FLAT)  # by names of whole tensors
+    state = {"model": weights, "optimizer": moments, **more}
+    write(path, steps, lambda folder: dcp.save(state, checkpoint_id=folder))
+
+
+def load(path, model, optimizer, **more):
+    """The steps that the newest checkpoint has seen, 0 without one; tensors of `more` are filled."""
+    folder, steps = newest(path)
+    if folder:
+        weights, moments = get_state_dict(model, optimizer, options=FLAT)
+        # What belonged to one rank is not there for another number of ranks.
+        stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+        kept = {key.split(".")[0] for key in stored}
+        more = {name: tensors for name, tensors in more.items() if name in kept}
+        state = {"model": weights, "optimizer": moments, **more}
+        dcp.load(state, checkpoint_id=folder)  # each rank reads what it needs, whoever wrote it
+        parts = {"model_state_dict": weights, "optim_state_dict": moments}
+        set_state_dict(model, optimizer, **parts, options=FLAT)
+    return steps
+
+
+def digest_of(file):
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "blake2b").hexdigest()
+
+
+def flush(path):
+    """A file, or a folder's list of names, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)
