@@ -1,4 +1,4 @@
-"""Training: the trainers (`python -m aiscale.train.fsdp --help`), and `fit(run)`, which they replace."""
+"""The trainers, `python -m aiscale.train.fsdp --help`, and `fit(run)`, which they replace."""
 
 import signal
 import sys

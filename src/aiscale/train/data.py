@@ -41,9 +41,7 @@ def read_tokens(path: str | Path) -> tuple[np.memmap, int, str]:
     if path.is_dir():
         manifest = path / "manifest.json"
         if not manifest.is_file():
-            raise SystemExit(
-                f"{path} holds no tokens: make them with `aiscale data prepare {path}`"
-            )
+            raise SystemExit(f"{path} holds no tokens: `aiscale data prepare` makes them")
         about = json.loads(manifest.read_text())
         kind = "<u2" if about["vocab_size"] <= 2**16 else "<u4"
         tokens = np.memmap(path / "tokens.bin", kind, mode="r")
@@ -59,16 +57,12 @@ def read_tokens(path: str | Path) -> tuple[np.memmap, int, str]:
 
 
 def read_windows(args) -> tuple[Windows, Windows, str]:
-    """(to train on, held out, digest of the text). Stops with one line if the settings do not fit."""
+    """(to train on, held out, digest of the text); one line if settings do not fit."""
     tokens, vocabulary, digest = read_tokens(args.text)
     shape = shape_of(args.model)
     if vocabulary > shape.vocabulary:
-        larger = (
-            f"{vocabulary:,} tokens in its vocabulary, --model {args.model} {shape.vocabulary:,}"
-        )
-        raise SystemExit(
-            f"--text {args.text} has {larger}: choose a larger model or prepare it anew"
-        )
+        sizes = f"{vocabulary:,} different tokens, --model {args.model} {shape.vocabulary:,}"
+        raise SystemExit(f"--text {args.text} has {sizes}: choose a larger model")
     if args.length > shape.context:
         limit = f"--model {args.model} reads at most {shape.context} tokens"
         raise SystemExit(f"--length {args.length} is too long: {limit}")

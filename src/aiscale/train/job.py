@@ -22,7 +22,7 @@ from aiscale.train.record import Record
 
 
 def find_rank():
-    """(rank, world size, local rank), of torchrun or `aiscale train`, of srun, or of one process."""
+    """(rank, world size, local rank): of torchrun, of `aiscale train`, of srun, or alone."""
     env = os.environ
     if "RANK" in env:
         return int(env["RANK"]), int(env["WORLD_SIZE"]), int(env.get("LOCAL_RANK", 0))
@@ -53,9 +53,7 @@ signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # see __init__.py
 
 def start(args):
     """Checks the batch, then waits for all ranks; NCCL between GPUs, gloo between CPUs."""
-    shared = getattr(args, "tp", 1) * getattr(
-        args, "pp", 1
-    )  # ranks that have one copy of the model
+    shared = getattr(args, "tp", 1) * getattr(args, "pp", 1)  # ranks of one copy
     if world_size % shared:
         raise SystemExit(f"{world_size} ranks are no multiple of --tp {args.tp} x --pp {args.pp}")
     copies = world_size // shared
@@ -108,9 +106,7 @@ class Job:
             trainer = Path(sys.argv[0]).stem
             self.record = Record(args, first, world_size, text_digest, trainer)
         if first >= args.steps and rank == 0:
-            print(
-                f"{args.save} has seen {first} of --steps {args.steps}: nothing to do", flush=True
-            )
+            print(f"{args.save} has seen all --steps {args.steps}: nothing to do", flush=True)
 
     def follow(self, batches):
         """The batches, until all steps are done or a signal has come."""

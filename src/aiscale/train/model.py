@@ -40,7 +40,8 @@ class Block(nn.Module):
     def forward(self, x):  # (B, T, D)
         h = self.norm1(x)
         q, k, v = (  # (B, H, T, D / H)
-            part(h).unflatten(-1, (-1, self.head_width)).transpose(1, 2) for part in (self.query, self.key, self.value)
+            part(h).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
         )
         attended = scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
@@ -127,7 +128,11 @@ def draw(model, args, device):
     So a rank makes its own part only, and all ways to cut the model up make the same one. The
     lessons' model gets the numbers that it has in the lessons, a folder of transformers its own.
     """
-    model._apply(lambda tensor: _with_memory(tensor, device))
+
+    def with_memory(tensor):
+        return torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
+
+    model._apply(with_memory)
     model.tie_weights()
     known = _known_weights(args)
     depth = shape_of(args.model).layers
@@ -158,10 +163,6 @@ def normal(name, std, start, size, whole):
         generator.manual_seed(first + start[0] + number)
         part[number] = row.normal_(0.0, std, generator=generator)[tuple(inner)]
     return part
-
-
-def _with_memory(tensor, device):
-    return torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
 
 
 def _part_of(weight):

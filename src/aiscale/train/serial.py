@@ -23,6 +23,8 @@ def main(args):
     model = draw(build(args), args, device)
     optimizer = make_optimizer(model, args)
     first = load(args.save, model, optimizer)
+    cast = torch.autocast(device.type, torch.bfloat16, enabled=args.bf16)
+    model.forward = cast(model.forward)
     windows, held_out, text = read_windows(args)
     job = Job(args, optimizer, first, text)
     for step, batch in job.follow(batches(windows, first, args, rank, world_size)):

@@ -1,7 +1,7 @@
-"""A checkpoint in a folder, to which each rank writes its slices. Another number of ranks reads it.
+"""A checkpoint in a folder, to which each rank writes its slices. Other numbers of ranks read it.
 
-A folder is whole or absent: it is written under another name, flushed and renamed. Its note, written
-last, has a digest of each file; `load` takes the newest folder whose files are as they were written.
+A folder is whole or absent: it is written under another name, flushed and renamed. Its note, which
+is written last, has a digest of each file; `load` takes the newest folder that is undamaged.
 """
 
 from __future__ import annotations
@@ -49,10 +49,9 @@ def check_shared(path):
     if dist.get_rank() == 0:
         marker.unlink()
     if not all(seen):
-        blind = (
-            f"rank {seen.index(False)} does not see what rank 0 writes in {Path(path).resolve()}"
-        )
-        raise SystemExit(f"{blind}: choose a --save folder that all nodes share")
+        where = f"does not see what rank 0 writes in {Path(path).resolve()}"
+        remedy = "choose a --save folder that all nodes share"
+        raise SystemExit(f"rank {seen.index(False)} {where}: {remedy}")
 
 
 def write(path, steps, fill):
@@ -124,7 +123,7 @@ def save(path, model, optimizer, steps, **more):
 
 
 def load(path, model, optimizer, **more):
-    """The steps that the newest checkpoint has seen, 0 without one; tensors of `more` are filled."""
+    """The steps that the newest checkpoint has seen, or 0; fills the tensors of `more`."""
     folder, steps = newest(path)
     if folder:
         weights, moments = get_state_dict(model, optimizer, options=FLAT)
