@@ -84,6 +84,11 @@ def _run(argv: list[str]) -> int:
         from aiscale.measure.referee import command
 
         return command.main(argv[1:])
+    if argv[:1] == ["train"] and names_a_trainer(argv[1:]):
+        from aiscale.train import command
+
+        keep_caches_private()
+        return command.main(argv[1:])
     parser = _parser(argv[0] if argv else "")
     args = parser.parse_args(argv)
     if args.version:
@@ -102,6 +107,11 @@ def names_a_script(argv: list[str]) -> bool:
     """Whether `aiscale verify ARGV` is about a script, and not about the kit's own cases."""
     own = argv[: argv.index("--")] if "--" in argv else argv
     return any(word.endswith(".py") for word in own)
+
+
+def names_a_trainer(argv: list[str]) -> bool:
+    """Whether `aiscale train ARGV` is a trainer by name, such as ddp."""
+    return bool(argv) and argv[0].isidentifier()
 
 
 def commands(wanted: str = "") -> dict[str, argparse.ArgumentParser]:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from aiscale.train.presets import shape_of
+from aiscale.train.refusal import refuse
 
 
 class Windows:
@@ -41,16 +42,16 @@ def read_tokens(path: str | Path) -> tuple[np.memmap, int, str]:
     if path.is_dir():
         manifest = path / "manifest.json"
         if not manifest.is_file():
-            raise SystemExit(f"{path} holds no tokens: `aiscale data prepare` makes them")
+            refuse(f"{path} holds no tokens: `aiscale data prepare` makes them")
         about = json.loads(manifest.read_text())
         kind = "<u2" if about["vocab_size"] <= 2**16 else "<u4"
         tokens = np.memmap(path / "tokens.bin", kind, mode="r")
         if len(tokens) != about["tokens"]:
             stated = f"{manifest} says {about['tokens']:,}"
-            raise SystemExit(f"{path} has {len(tokens):,} tokens, but {stated}: prepare it again")
+            refuse(f"{path} has {len(tokens):,} tokens, but {stated}: prepare it again")
         return tokens, about["vocab_size"], about["sha256"]
     if not path.is_file() or not path.stat().st_size:
-        raise SystemExit(f"--text {path} is no folder and no file with a text in it")
+        refuse(f"--text {path} is no folder and no file with a text in it")
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return np.memmap(path, np.uint8, mode="r"), 256, digest
@@ -62,15 +63,15 @@ def read_windows(args) -> tuple[Windows, Windows, str]:
     shape = shape_of(args.model)
     if vocabulary > shape.vocabulary:
         sizes = f"{vocabulary:,} different tokens, --model {args.model} {shape.vocabulary:,}"
-        raise SystemExit(f"--text {args.text} has {sizes}: choose a larger model")
+        refuse(f"--text {args.text} has {sizes}: choose a larger model")
     if args.length > shape.context:
         limit = f"--model {args.model} reads at most {shape.context} tokens"
-        raise SystemExit(f"--length {args.length} is too long: {limit}")
+        refuse(f"--length {args.length} is too long: {limit}")
     end = len(tokens) - round(len(tokens) * args.held_out)
     windows = Windows(tokens[:end], args.length)
     if len(windows) < args.batch:
         have = f"--text has {len(windows)} sequences of --length {args.length}"
-        raise SystemExit(f"{have}, fewer than --batch {args.batch}: lower one of them")
+        refuse(f"{have}, fewer than --batch {args.batch}: lower one of them")
     return windows, Windows(tokens[end:], args.length), digest
 
 

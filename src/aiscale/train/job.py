@@ -18,7 +18,8 @@ import torch.distributed as dist
 
 from aiscale.train.optimizer import rate
 from aiscale.train.presets import shape_of
-from aiscale.train.record import Record
+from aiscale.train.record import Record, other_training
+from aiscale.train.refusal import refuse
 
 
 def find_rank():
@@ -55,13 +56,22 @@ def start(args):
     """Checks the batch, then waits for all ranks; NCCL between GPUs, gloo between CPUs."""
     shared = getattr(args, "tp", 1) * getattr(args, "pp", 1)  # ranks of one copy
     if world_size % shared:
-        raise SystemExit(f"{world_size} ranks are no multiple of --tp {args.tp} x --pp {args.pp}")
+        refuse(f"{world_size} ranks are no multiple of --tp {args.tp} x --pp {args.pp}")
     copies = world_size // shared
     if args.batch % (copies * args.micro_batch):
         rule = f"a multiple of {copies} copies of the model x --micro-batch {args.micro_batch}"
-        raise SystemExit(f"--batch is {args.batch}: it must be {rule}")
+        refuse(f"--batch is {args.batch}: it must be {rule}")
     if args.fp64:
         torch.set_default_dtype(torch.float64)
+    connect(args)
+    reason = [other_training(args) if rank == 0 else None]  # rank 0 looks, and all follow
+    dist.broadcast_object_list(reason)
+    if reason[0]:
+        refuse(reason[0])
+
+
+def connect(args):
+    """The meeting of all ranks."""
     timeout = timedelta(seconds=args.patience)
     if world_size == 1:
         dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
@@ -147,7 +157,7 @@ class Job:
         self.stopping = self.stopping or bool(stopping)
         self.overdue = self.overdue or bool(overdue)
         if not math.isfinite(loss):
-            raise SystemExit(f"the loss is {loss} at step {step}: lower --lr or raise --warm-up")
+            refuse(f"the loss is {loss} at step {step}: lower --lr or raise --warm-up")
         if rank != 0:
             return
         print(f"step {step} loss {loss:.6f}", flush=True)
@@ -190,7 +200,7 @@ def evaluate(model, held_out, loss_of, args):
     sequences = min(sequences, len(held_out)) // world_size * world_size
     if not sequences:
         have = f"{len(held_out)} sequences are held out"
-        raise SystemExit(f"{have}, fewer than {world_size} ranks: raise --held-out")
+        refuse(f"{have}, fewer than {world_size} ranks: raise --held-out")
     rows = held_out[torch.arange(rank, sequences, world_size)]
     total = torch.zeros((), device=device)
     for part in rows.to(device).split(args.micro_batch):

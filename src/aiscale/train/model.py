@@ -18,6 +18,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
 from aiscale.train.presets import presets, shape_of
+from aiscale.train.refusal import refuse
 
 #: The last matrix of each branch, by its name in our model and in transformers' ones.
 OUTPUTS = ("out", "down", "c_proj", "out_proj", "fc_out", "o_proj", "down_proj", "dense_4h_to_h")
@@ -194,6 +195,6 @@ def _known_weights(args):
         for candidate in (name, name.split(".", 1)[-1]):
             if candidate in by_name:
                 return by_name[candidate].get_tensor(candidate)
-        raise SystemExit(f"{args.model} has no tensor {name} in its *.safetensors")
+        refuse(f"{args.model} has no tensor {name} in its *.safetensors")
 
     return stored

@@ -13,6 +13,8 @@ import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from aiscale.train.refusal import refuse
+
 TABLE = Path(__file__).parents[1] / "presets.toml"
 
 
@@ -52,7 +54,7 @@ def shape_of(model: str) -> Shape:
     file = Path(model) / "config.json"
     if not file.is_file():
         names = ", ".join(presets())
-        raise SystemExit(f"--model {model} is no folder with a config.json, and none of: {names}")
+        refuse(f"--model {model} is no folder with a config.json, and none of: {names}")
     config = json.loads(file.read_text())
 
     def first_of(*names: str) -> int:
@@ -60,7 +62,7 @@ def shape_of(model: str) -> Shape:
         for name in names:
             if name in config:
                 return config[name]
-        raise SystemExit(f"{file} has none of {', '.join(names)}: of this model no shape is known")
+        refuse(f"{file} has none of {', '.join(names)}: of this model no shape is known")
 
     return Shape(
         layers=first_of("num_hidden_layers", "n_layer", "num_layers"),

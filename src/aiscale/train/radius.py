@@ -17,6 +17,7 @@ from aiscale.train.job import Job, device, rank, start, world_size
 from aiscale.train.model import build, draw, loss_of
 from aiscale.train.optimizer import make_optimizer
 from aiscale.train.options import options
+from aiscale.train.refusal import refuse
 from aiscale.train.sharded_checkpoint import gather, load, save
 
 
@@ -43,7 +44,7 @@ class Radius:
         """Stops if ranks chose different entries: they would add up unlike ones from then on."""
         chosen = [int(mask.nonzero().sum()) for mask in self.mask.values()]
         if len({tuple(each) for each in gather(chosen)}) > 1:
-            raise SystemExit("ranks chose different entries: go on from the last checkpoint")
+            refuse("ranks chose different entries: go on from the last checkpoint")
 
     def hook(self, _, bucket):
         parameters, gradient = bucket.parameters(), bucket.buffer()

@@ -1,7 +1,7 @@
 """The record of a run, in the folder of its checkpoints: run.json and metrics.jsonl. Rank 0 writes.
 
-run.json says what was trained, with what, where, and how it ended. metrics.jsonl has a line for each
-step (kind train) and each evaluation (kind eval).
+run.json says what was trained, with what, where, and how it ended. metrics.jsonl has a line for
+each step (kind train) and each evaluation (kind eval).
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
+
+from aiscale.train.refusal import refuse
 
 PACKAGES = ("aiscale", "torch", "transformers", "deepspeed", "megatron-core")
 #: A training goes on only with the same value of these.
@@ -42,7 +44,10 @@ class Record:
             "versions": versions(),
             "machine": machine(),
         }
-        self.check_same_training(args)
+        before = read_note(self.folder)
+        if before and before["text_sha256"] != text_digest:
+            was = before["options"]["text"]
+            refuse(f"--save {self.folder} learns from another text, {was}: choose another folder")
         self.write_note()
         self.rewind(first)
         self.metrics = (self.folder / "metrics.jsonl").open("a", buffering=1)
@@ -53,29 +58,11 @@ class Record:
         try:
             fcntl.flock(self.locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise SystemExit(
+            refuse(
                 f"--save {self.folder}: another job writes there; wait, or choose another folder"
-            ) from None
+            )
         except OSError:
             pass
-
-    def check_same_training(self, args):
-        """Stops if the folder has another training."""
-        file = self.folder / "run.json"
-        if not file.exists():
-            return
-        before = json.loads(file.read_text())
-        other = f"choose another --save than {self.folder}"
-        if "options" not in before:
-            kind = "was written by an earlier aiscale, whose checkpoints this one cannot read"
-            raise SystemExit(f"{file} {kind}: {other}")
-        for name in LASTING:
-            was, wanted = before["options"].get(name), getattr(args, name)
-            if was != wanted:
-                option = "--" + name.replace("_", "-")
-                raise SystemExit(f"{file} has {option} {was}, not {wanted}: {other}, or that value")
-        if before["text_sha256"] != self.note["text_sha256"]:
-            raise SystemExit(f"{file}: --text was another text ({before['options']['text']}): {other}")
 
     def rewind(self, first):
         """Drops what a run that was stopped has noted after its last checkpoint."""
@@ -99,8 +86,30 @@ class Record:
         write_whole(self.folder / "run.json", json.dumps(self.note, indent=1))
 
 
+def read_note(folder):
+    """run.json of a folder, or None."""
+    file = Path(folder) / "run.json"
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def other_training(args):
+    """Why the training in --save is another one than these options ask for, or None."""
+    before = read_note(args.save)
+    if before is None:
+        return None
+    if "options" not in before:
+        why = "holds a run of an earlier aiscale, whose checkpoints this one cannot read"
+        return f"--save {args.save} {why}: choose another folder"
+    for name in LASTING:
+        was, wanted = before["options"].get(name), getattr(args, name)
+        if was != wanted:
+            option = "--" + name.replace("_", "-")
+            return f"--save {args.save} has {option} {was}, not {wanted}: choose another folder"
+    return None
+
+
 def read_metrics(folder, kind="train"):
-    """The lines of one kind (train, eval; None: all); a job that was killed may leave half a line."""
+    """The lines of one kind (train, eval; None: all). A killed job may leave half a line."""
     lines = []
     for line in (Path(folder) / "metrics.jsonl").read_text().splitlines():
         with suppress(ValueError):

@@ -22,6 +22,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
+from aiscale.train.refusal import refuse
+
 #: Works also where ranks optimize different parameters.
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 NOTE = "note.json"
@@ -51,7 +53,7 @@ def check_shared(path):
     if not all(seen):
         where = f"does not see what rank 0 writes in {Path(path).resolve()}"
         remedy = "choose a --save folder that all nodes share"
-        raise SystemExit(f"rank {seen.index(False)} {where}: {remedy}")
+        refuse(f"rank {seen.index(False)} {where}: {remedy}")
 
 
 def write(path, steps, fill):
@@ -111,7 +113,7 @@ def newest(path):
             say = f"{folder} is damaged ({damaged[0]} is not what was written): going back"
             print(say, file=sys.stderr, flush=True)
     if found:
-        raise SystemExit(f"{path}: all checkpoints are damaged; start anew with another --save")
+        refuse(f"{path}: all checkpoints are damaged; start anew with another --save")
     return None, 0
 
 
