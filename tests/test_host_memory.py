@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from aiscale.config import Run
+from aiscale.plan.layout import layout_of, shape_of
+from aiscale.plan.memory import host_bytes
 from ranks import forked
 
 #: A rank's share is one layer of 12 D^2 weights, whose largest tensor has 4 D^2.
@@ -29,3 +32,7 @@ def test_a_rank_of_16_draws_its_shard_and_not_the_model(settings):
     # Gradients lie beside the weights: on a GPU, not on the host.
     on_host = held["peak"] - held["gradients"] - held["buffers"]
     assert held["parameters"] <= on_host <= 2 * held["parameters"], held
+    run = Run().override(*SIXTEEN_LAYERS, *settings)
+    planned = host_bytes(shape_of(run.model, 64), layout_of(run, 16))["drawing weights"]
+    # Beside it, the indices of the rows that it cuts out.
+    assert on_host - held["parameters"] <= 1.1 * planned, held
