@@ -72,6 +72,7 @@ def test_an_unknown_device_is_none_not_a_guess():
         ("accelerators/mi210.toml", "memory_gb =", "memory_gib =", "unknown key memory_gib: did you mean memory_gb?"),
         ("accelerators/mi210.toml", "memory_gb =", "#", "key memory_gb is missing"),
         ("accelerators/mi210.toml", "memory_gb =", "memory_gb", "is not TOML: "),
+        ("systems/frontier.toml", "host_source =", "#", "key node.host_source is missing: every"),
         (
             "systems/frontier.toml",
             '"dragonfly"',

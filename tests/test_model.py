@@ -133,6 +133,19 @@ def test_the_same_seed_gives_the_same_weights_even_through_the_meta_device():
         assert torch.equal(a, b), name
 
 
+@pytest.mark.parametrize("choices", [{}, {"norm": "deepnorm"}], ids=["gpt2", "deepnorm"])
+def test_weights_drawn_one_by_one_are_those_of_the_whole_model(choices):
+    config, found = dataclasses.replace(SMALL, **choices), {}
+    torch.manual_seed(3)
+    direct = GPT(config)
+    with torch.device("meta"):
+        outline = GPT(config)
+    torch.manual_seed(3)
+    outline.draw(found.__setitem__)
+    assert all(torch.equal(found.pop(name), weight) for name, weight in direct.named_parameters())
+    assert not found
+
+
 def test_tied_weights_are_one_tensor_and_one_gradient():
     model, tokens = make(SMALL), tokens_for(SMALL)
     model(tokens, tokens).backward()

@@ -241,6 +241,17 @@ def test_the_command_prints_a_page_and_json(capsys, tmp_path):
     for name, kind in kinds.items():
         expected = [answer[name] * ratio for ratio in bands[kind]]
         assert answer[f"{name}_band"] == pytest.approx(expected, rel=1e-3)
+    assert answer["host_GB_a_node"]["fits"] is None, "the catalogue has no figure of Selene's"
+    # ZeRO-3 has 70.6 B weights in fp32 on each of 8 hosts.
+    argv = "plan --model llama-70b --machine frontier --nodes 16 --batch 128"
+    argv += " --layout recompute=full,zero_stage=3"
+    assert main([*argv.split(), "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    host = answer["host_GB_a_node"]
+    assert host["drawing weights"] == pytest.approx(8 * 4 * answer["params_B"], rel=1e-3)
+    assert (answer["fits"], host["capacity"], host["fits"]) == (True, 512, False)
+    assert main([*argv.replace("zero_stage=3", "fsdp=true").split(), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["host_GB_a_node"]["fits"] is True
     file = tmp_path / "runs.csv"
     file.write_text("id,gpus\none,8\n")
     assert main(["plan", "--rows", str(file), "--json"]) == 0

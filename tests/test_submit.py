@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import sys
@@ -13,7 +14,7 @@ from aiscale.cli import main
 from aiscale.hpc.launchers import LESSONS
 from aiscale.hpc.sbatch import Launcher, hours_of
 from aiscale.hpc.sites import site
-from aiscale.hpc.submit import environment, slurm
+from aiscale.hpc.submit import environment, host_memory, slurm
 from aiscale.recipes import recipe
 from centre import Cluster
 
@@ -66,7 +67,9 @@ def test_a_job_without_a_fault_is_submitted_as_it_was_checked(login, capsys):
     status, lines, _ = submit("--set", "loop.steps=7", capsys=capsys)
     assert status == 0, lines
     marks = {line.split()[1]: line[0] for line in lines if line[0] in "✓!✗"}
-    assert set(marks) == {"environment", "corpus", "space", "steps", "time", "modules", "Slurm", "price"}
+    # The first words: host is that of host memory.
+    checks = {"environment", "corpus", "space", "host", "steps", "time", "modules", "Slurm"}
+    assert set(marks) == checks | {"price"}
     assert set(marks.values()) == {"✓"}
     tested, submitted = (login / "calls").read_text().splitlines()
     assert tested == f"--test-only {submitted}" and submitted.endswith("fsdp.sbatch --set loop.steps=7")
@@ -113,6 +116,31 @@ def test_each_planted_fault_is_named_in_one_line_with_its_remedy(fault, env, wor
     assert status == 1 and wrong.split()[1] == fault and told in wrong and " → " in wrong, wrong
     assert lines[-1] == f"not submitted: {fault}"
     assert not [line for line in (login / "calls").read_text().splitlines() if "--test-only" not in line]
+
+
+#: DeepSpeed's ZeRO-3 and transformers' models have all weights on the host of each rank.
+ZERO3 = ("--set", "parallel.strategy=zero", "--set", "parallel.zero_stage=3")
+ZERO3 += ("--set", "parallel.tp=1", "--set", "parallel.distributed_optimizer=false")
+
+
+@pytest.mark.parametrize(
+    ("file", "words", "state", "told", "remedy"),
+    [
+        ("3d_22b", (), "ok", "8 ranks x 10.4 GB saving = 83.5 GB a node (planned) of 512 GB", ""),
+        ("forge_m", ZERO3, "ok", "drawing weights", ""),
+        ("forge_l", ZERO3, "wrong", "which has 512 GB", "=fsdp "),
+        ("fsdp", ("--set", "model.n_layer=600"), "wrong", "which has 512 GB", " a model of ours"),
+    ],
+)
+def test_a_job_whose_ranks_overfill_a_nodes_memory_is_refused(file, words, state, told, remedy):
+    path = FOLDER / f"frontier/{file}.sbatch"
+    job = Launcher.read(path, site("frontier"), args=words)
+    (found,) = host_memory(job, job.run())
+    assert found.state == state and told in found.text and remedy in found.remedy, found.line()
+    # Without a figure nothing is ticked and nothing refused.
+    job = Launcher.read(path, dataclasses.replace(site("frontier"), machine=""), args=words)
+    (found,) = host_memory(job, job.run())
+    assert found.state == "warning" and "the node's memory is unknown" in found.text
 
 
 @pytest.mark.parametrize(

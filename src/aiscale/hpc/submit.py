@@ -55,6 +55,7 @@ def examine(job: Launcher) -> Iterator[Finding]:
         yield from layout(job, run)
         yield corpus(job, run)
         yield space(job, run)
+        yield from host_memory(job, run)
         yield from steps(job, run)
     yield time_limit(job)
     yield from time_to_save(job)
@@ -155,13 +156,59 @@ def planned(run: Run, ranks: int, machine: str) -> dict[str, float]:
 
 def steps(job: Launcher, run: Run) -> Iterator[Finding]:
     """Whether the planner thinks that the jobs are long enough."""
-    kinds = {kind.constraint: kind.machine for kind in job.site.node.kinds}
-    found = planned(run, job.ranks, kinds.get(job.options.get("constraint", "")) or job.site.machine)
+    found = planned(run, job.ranks, _machine(job))
     if found and run.loop.steps:
         needed, have = run.loop.steps * found["step_s"] / 3600, job.hours * job.starts
         text = f"{run.loop.steps:,} take {needed:.2g} h (planned) of the {have:.3g} h asked for"
         more = f"--chain {math.ceil(1.2 * needed / job.hours)}" if needed > have else ""
         yield Finding("steps", "warning" if more else "ok", text, more)
+
+
+def _machine(job: Launcher) -> str:
+    """The name in aiscale.machines of what the job asks for; empty if the profile names none."""
+    kinds = {kind.constraint: kind.machine for kind in job.site.node.kinds}
+    return kinds.get(job.options.get("constraint", "")) or job.site.machine
+
+
+#: what helps a node whose ranks need too much, by when they need it
+_LESS_ON_THE_HOST = {
+    "drawing weights": "--set parallel.strategy=fsdp with a model of ours, whose ranks draw one "
+    "tensor at a time; or fewer ranks a node, by --ntasks-per-node of #SBATCH and of srun",
+    "saving": "more nodes with --set parallel.distributed_optimizer=true, which divides the "
+    "states; or fewer ranks a node, by --ntasks-per-node of #SBATCH and of srun",
+}
+
+
+def host_memory(job: Launcher, run: Run) -> Iterator[Finding]:
+    """Whether a node's own memory holds what the planner says that its ranks need there."""
+    from aiscale.plan.layout import layout_of, shape_of
+    from aiscale.plan.memory import host_bytes
+
+    name = "host memory"
+    if not job.place.node.gpus:
+        text = "what ranks need on nodes without GPUs is unknown"
+        yield Finding(name, "warning", text, "count 16 bytes a parameter, and activations")
+        return
+    try:
+        each = host_bytes(shape_of(run.model, run.loop.seq_len), layout_of(run, job.ranks))
+    except ConfigError:
+        # `layout` says why, or the planner has no such shape.
+        yield Finding(name, "warning", "unknown: this run cannot be planned", "watch it in the job")
+        return
+    when = max(each, key=each.get)
+    ranks = min(job.ranks_per_node, job.ranks)
+    needed = ranks * each[when]
+    text = f"{ranks} ranks x {size_of(each[when])} {when} = {size_of(needed)} a node (planned)"
+    machine = _machine(job)
+    have_gb = find_machine(machine).node.host_gb if machine else None
+    if have_gb is None:
+        what = f"{text}, and the node's memory is unknown"
+        remedy = "read the site's own figure, and give its machine node.host_gb"
+        yield Finding(name, "warning", what, remedy)
+    elif needed > have_gb * 1e9:
+        yield Finding(name, "wrong", f"{text}, which has {have_gb:g} GB", _LESS_ON_THE_HOST[when])
+    else:
+        yield Finding(name, "ok", f"{text} of {have_gb:g} GB")
 
 
 def _quota_left(folder: Path) -> float | None:

@@ -91,6 +91,8 @@ class Node:
     ring_gb_s: float | None = None  #: 10^9 bytes/s between neighbours on rings through all devices
     pair_gb_s: float | None = None  #: 10^9 bytes/s between two devices; every pair has links of its own (no switch)
     mate_gb_s: float | None = None  #: 10^9 bytes/s between the two devices of one package
+    host_gb: float | None = None  #: 10^9 bytes of the processors' memory that jobs may use
+    host_source: str = ""
     note: str = ""
     source: str
     verification: Verification = "primary"
@@ -146,6 +148,8 @@ def _machine(name: str, where: str, table: dict, accelerators: Mapping[str, Acce
             originals = {other: keys for other, keys in nodes.items() if "like" not in keys}
             raise ConfigError(f"{where}: node.like: {_nearest('system with a node of its own', str(like), originals)}")
         node = nodes[like] | node
+    if "host_gb" in node and not node.get("host_source"):
+        raise ConfigError(f"{where}: key node.host_source is missing: every figure has a source")
     device = node.get("accelerator")
     if isinstance(device, dict):
         node["accelerator"] = _accelerator(name, where, device)

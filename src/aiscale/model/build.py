@@ -41,6 +41,15 @@ def build_model(config: ModelConfig | HFModelConfig, *, weights: bool = True) ->
     return HFModel(config, weights=weights) if isinstance(config, HFModelConfig) else GPT(config)
 
 
+def build_outline(config: ModelConfig | HFModelConfig) -> GPT | HFModel:
+    """As `build_model`, but ours comes on the meta device: a rank makes room for its part and lets
+    `GPT.draw` fill it, so no host holds the whole model. transformers' models draw all at once."""
+    if isinstance(config, HFModelConfig):
+        return build_model(config)
+    with torch.device("meta"):
+        return GPT(config)
+
+
 def count_parameters(config: ModelConfig | HFModelConfig) -> int:
     """The exact number of parameters; a tied head counts once. Without a formula, counted on the meta device."""
     try:

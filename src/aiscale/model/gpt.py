@@ -5,7 +5,8 @@
     logits = model(tokens)                           # a score for every entry of the vocabulary at every position
 
 The model knows nothing of processes: a strategy of `parallel` transforms it from outside. It can be built on the meta
-device without memory; `to_empty` and `init_weights` then fill it.
+device without memory; `to_empty` and `init_weights` then fill it, or `draw` hands out its weights
+tensor by tensor, to a rank that keeps a part of them.
 
 Shapes: B batch, T tokens, D width, H heads, G key/value heads, C width of a head (D = H C), F width of the MLP's
 hidden layer, V vocabulary, L layers.
@@ -13,6 +14,7 @@ hidden layer, V vocabulary, L layers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -140,13 +142,31 @@ class GPT(nn.Module):
         the residual stream are scaled by 1 / sqrt(2 L), so that its variance does not grow with depth. DeepNorm's own:
         Xavier's, and times beta = (8 L)^(-1/4) for the MLP, attention's values and its output."""
         for name, parameter in self.named_parameters():
-            if parameter.dim() == 1:
-                parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
-            else:
-                adds_to_stream = name.endswith(("attn.out.weight", ".down.weight"))
-                nn.init.normal_(parameter, std=0.02 / (2 * self.config.n_layer) ** 0.5 if adds_to_stream else 0.02)
-                if self.config.norm == "deepnorm" and name.startswith("blocks.") and "embedding" not in name:
-                    self._init_deepnorm(name, parameter)
+            self._init(name, parameter)
+
+    def draw(self, take: Callable[[str, Tensor], None]) -> None:
+        """Call take(name, weight) for each parameter with its initial weights, in fp32 on the CPU.
+
+        They are those of `init_weights`, but one tensor is in memory at a time. This model may lie
+        on the meta device.
+        """
+        for name, parameter in self.named_parameters():
+            weight = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")
+            self._init(name, weight)
+            take(name, weight)
+            # Else it would live until the next one is drawn.
+            del weight
+
+    def _init(self, name: str, weight: Tensor) -> None:
+        if weight.dim() == 1:
+            weight.fill_(1.0 if name.endswith("norm.weight") else 0.0)
+            return
+        adds_to_stream = name.endswith(("attn.out.weight", ".down.weight"))
+        scale = (2 * self.config.n_layer) ** 0.5 if adds_to_stream else 1
+        nn.init.normal_(weight, std=0.02 / scale)
+        in_block = name.startswith("blocks.") and "embedding" not in name
+        if self.config.norm == "deepnorm" and in_block:
+            self._init_deepnorm(name, weight)
 
     def _init_deepnorm(self, name: str, weight: Tensor) -> None:
         beta, kv = (8 * self.config.n_layer) ** -0.25, self.config.kv_heads * self.config.d_head

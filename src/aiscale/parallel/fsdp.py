@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from aiscale.config import Run
 from aiscale.distributed import World
-from aiscale.parallel.serial import AUTOCAST, Engine, MicroBatch
+from aiscale.parallel.serial import AUTOCAST, Engine, MicroBatch, move
 
 
 class FSDPEngine(Engine):
@@ -49,7 +49,7 @@ class FSDPEngine(Engine):
         fully_shard(model, mesh=mesh, mp_policy=policy)  # embeddings, the last norm and the head
         # GPUs gather in a second stream; a CPU has no streams, so gloo's own thread has to do it.
         model._set_unshard_async_op(self.world.device.type == "cpu")
-        return model
+        return move(model, self.world.device)
 
     def _accumulating(self, is_last: bool):
         self.model.set_requires_gradient_sync(is_last)

@@ -30,10 +30,10 @@ from torch.distributed.pipelining import (
 from aiscale.config import Run
 from aiscale.cost import stage_ranks
 from aiscale.distributed import World
-from aiscale.model import GPT
+from aiscale.model.build import build_outline
 from aiscale.optim import build_optimizer
 from aiscale.parallel.parts import Part
-from aiscale.parallel.serial import AUTOCAST, Engine, MicroBatch, on_rank0, prepare
+from aiscale.parallel.serial import AUTOCAST, Engine, MicroBatch, fill, move, on_rank0, prepare
 
 #: schedule -> torch's class
 SCHEDULES = {
@@ -69,11 +69,11 @@ class PipelineEngine(Engine):
         self._loss_sum = torch.zeros((), device=world.device, dtype=torch.float64)
 
     def _cut(self, pieces: int) -> None:
-        """Initialize the whole model as serial does, and keep this rank's parts."""
+        """Make room for this rank's parts, and fill them with what serial draws for them."""
         run = self.run
         double = run.loop.precision == "fp64"
         prepare(run, self.world)
-        whole = GPT(run.model)
+        whole = build_outline(run.model)
         # A checkpoint names all parameters, but no rank holds them all.
         self.shapes = {name: p.shape for name, p in whole.named_parameters()}
         self.dtype, autocast = torch.float64 if double else torch.float32, AUTOCAST.get(run.loop.precision)
@@ -81,7 +81,8 @@ class PipelineEngine(Engine):
         layers = {s: range(s * size, (s + 1) * size) for s, rank in enumerate(self.stage_ranks) if rank == self.pp_rank}
         self.parts = {s: Part(whole, layers[s], autocast) for s in layers}
         self.model = Part(whole, itertools.chain(*layers.values()), autocast)  # shares the modules of all parts
-        self.model.to(self.world.device, self.dtype)
+        move(self.model.to(self.dtype), self.world.device)
+        fill(self.model, whole)
 
     def _meet_for_tied_embeddings(self) -> None:
         """Create the process group of the two ranks that hold the same tied embedding."""

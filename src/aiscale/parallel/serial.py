@@ -20,10 +20,12 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from aiscale.config import Run
 from aiscale.distributed import World
-from aiscale.model.build import build_model
+from aiscale.model import GPT
+from aiscale.model.build import build_outline
 from aiscale.optim import build_optimizer, clip_, set_lr
 
 MicroBatch = tuple[Tensor, Tensor]  # tokens (B, T), targets (B, T)
@@ -48,6 +50,30 @@ def prepare(run: Run, world: World) -> None:
         torch.set_float32_matmul_precision("high" if run.loop.precision == "tf32" else "highest")
 
 
+def move(model: nn.Module, device: torch.device) -> nn.Module:
+    """`model` on `device`; one on the meta device gets memory there, with no weights yet."""
+    on_meta = any(parameter.device.type == "meta" for parameter in model.parameters())
+    return model.to_empty(device=device) if on_meta else model.to(device)
+
+
+def fill(part: nn.Module, whole: GPT) -> None:
+    """Draw the weights of `whole`, and keep those of the parameters, or shards, that `part` has."""
+    parameters = dict(part.named_parameters())
+
+    @torch.no_grad()
+    def take(name: str, weight: Tensor) -> None:
+        parameter = parameters.get(name)
+        if isinstance(parameter, DTensor):
+            # Without a source every rank cuts its own shard, and nothing is sent.
+            where = parameter.device_mesh, parameter.placements
+            shard = distribute_tensor(weight, *where, src_data_rank=None)
+            parameter.to_local().copy_(shard.to_local())
+        elif parameter is not None:
+            parameter.copy_(weight)
+
+    whole.draw(take)
+
+
 class Engine:
     """The whole model on one rank. The base of every data-parallel engine."""
 
@@ -59,8 +85,12 @@ class Engine:
         self.data_rank, self.data_world = world.rank, world.size
         precision = run.loop.precision
         prepare(run, world)
-        # Draw weights in fp32 on the CPU, so that they are the same for every precision and device.
-        self.model = self._place(build_model(run.model).to(torch.float64 if precision == "fp64" else torch.float32))
+        outline = build_outline(run.model)
+        dtype = torch.float64 if precision == "fp64" else torch.float32
+        self.model = self._place(outline.to(dtype))
+        if isinstance(self.model, GPT):
+            # Drawn in fp32 on the CPU, so that they are the same for every precision and device.
+            fill(self.model, self.model)
         self.optimizer = self._build_optimizer()
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=precision == "fp16")
         self.autocast_dtype = AUTOCAST.get(precision)
@@ -68,8 +98,8 @@ class Engine:
     # Overridden by other strategies --------------------------------------------------------------------------------
 
     def _place(self, model: nn.Module) -> nn.Module:
-        """The whole model on the CPU -> this rank's part of it on its device."""
-        return model.to(self.world.device)
+        """The outline of the whole model -> this rank's part of it on its device."""
+        return move(model, self.world.device)
 
     def _build_optimizer(self) -> torch.optim.Optimizer:
         return build_optimizer(self.model, self.run.optimizer)

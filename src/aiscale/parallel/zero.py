@@ -26,7 +26,7 @@ from aiscale.meter import held_bytes
 from aiscale.model.build import count_parameters
 from aiscale.optim import clip_, set_lr
 from aiscale.parallel.deepspeed_library import calling, forget_groups, import_deepspeed, quiet
-from aiscale.parallel.serial import Engine, MicroBatch
+from aiscale.parallel.serial import Engine, MicroBatch, move
 
 _TAG = "deepspeed"  #: DeepSpeed's folder inside a checkpoint
 _LARGEST_BUCKET = 500_000_000  #: elements; DeepSpeed's default, which it allocates even for a tiny model
@@ -87,7 +87,10 @@ class ZeROEngine(Engine):
         self._reduce, self.engine.allreduce_gradients = self.engine.allreduce_gradients, self._note_and_reduce
 
     def _place(self, model: nn.Module) -> nn.Module:
-        return model if self.run.parallel.zero_stage == 3 else super()._place(model)  # one device may not hold it all
+        if self.run.parallel.zero_stage == 3:
+            # One device may not hold it all: DeepSpeed shards it on the host.
+            return move(model, torch.device("cpu"))
+        return super()._place(model)
 
     @property
     def _zero(self):

@@ -8,7 +8,7 @@ from functools import cached_property
 from aiscale.plan.constants import CONSTANTS, SCOREBOARD
 from aiscale.plan.hardware import Platform
 from aiscale.plan.layout import Layout, Shape
-from aiscale.plan.memory import capacity_bytes, needed_bytes, stage_memory
+from aiscale.plan.memory import capacity_bytes, host_bytes, needed_bytes, stage_memory
 from aiscale.plan.step import Step, step_seconds
 
 
@@ -26,6 +26,23 @@ class Answer:
     @property
     def fits(self) -> bool:
         return self.memory_gb <= self.capacity_gb
+
+    @cached_property
+    def host_gb(self) -> dict[str, float]:
+        """10^9 bytes of a node's host memory, by when its ranks need them."""
+        ranks = min(self.layout.gpus, self.platform.gpus_per_node)
+        needed = host_bytes(self.shape, self.layout)
+        return {when: ranks * nbytes / 1e9 for when, nbytes in needed.items()}
+
+    @property
+    def host_capacity_gb(self) -> float | None:
+        return self.platform.machine.node.host_gb
+
+    @property
+    def fits_host(self) -> bool | None:
+        """None: the machine's figure is unknown."""
+        have = self.host_capacity_gb
+        return None if have is None else max(self.host_gb.values()) <= have
 
     @property
     def tokens_per_s(self) -> float:
@@ -87,11 +104,14 @@ class Answer:
             "capacity_GB": self.capacity_gb, "bubble_fraction": step.bubble_s / total,
             "exposed_comm_fraction": min(1.0, sum(step.parts.values()) / total),
         }  # fmt: skip
+        host = {when: _digits(gb) for when, gb in self.host_gb.items()}
+        host |= {"capacity": self.host_capacity_gb, "fits": self.fits_host}
         return {
             "layout": self.layout.name(), "option": self.layout.option(), "gpus": self.layout.gpus, "kind": self.kind,
             "params_B": round(self.shape.parameters / 1e9, 4), "fits": self.fits, "launch_bound": step.launch_bound,
             "step_time_s_band": self.band(total), "memory_GB_band": self.band(self.memory_gb, "memory"),
             "seconds": {name: _digits(value) for name, value in seconds.items()},
+            "host_GB_a_node": host,
         } | {name: _digits(value) for name, value in numbers.items()}  # fmt: skip
 
 

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(_json(args, answer, ranking, tokens)))
     else:
         print(page(answer, f"{args.model} on {args.machine}", tokens, ranking))
-    return 0 if answer.fits else 1
+    return 0 if answer.fits and answer.fits_host is not False else 1
 
 
 def choose(args: argparse.Namespace) -> tuple[Answer, Ranking | None]:
@@ -152,6 +152,7 @@ def page(answer: Answer, title: str, tokens: float, ranking: Ranking | None) -> 
         + ("; the host's launches set the pace" if step.launch_bound else ""),
         f"memory     {answer.memory_gb:.1f} GB {band(answer.memory_gb, 'memory')} of {answer.capacity_gb:.1f} GB"
         + (doubt if answer.fits else f": {answer.memory_gb - answer.capacity_gb:.1f} GB too much"),
+        _host(answer),
         f"{tokens / 1e9:,.3g} B tokens: {days:,.3g} days {band(days)}, {node_hours:,.0f} node-hours {band(node_hours)}"
         + ("" if kwh is None else f", at most {kwh:,.0f} kWh of the devices"),
         f"in brackets: 8 of 10 published runs of this kind ({answer.kind}) were measured between",
@@ -163,6 +164,16 @@ def page(answer: Answer, title: str, tokens: float, ranking: Ranking | None) -> 
     if ranking is not None:
         lines += ["", *_others(ranking)]
     return "\n".join(lines)
+
+
+def _host(answer: Answer) -> str:
+    needed = answer.host_gb
+    line = "host       " + ", ".join(f"{gb:.1f} GB a node {when}" for when, gb in needed.items())
+    if answer.fits_host is None:
+        return f"{line}; the node's memory is unknown"
+    over = max(needed.values()) - answer.host_capacity_gb
+    too_much = "" if answer.fits_host else f": {over:.1f} GB too much"
+    return f"{line}, of {answer.host_capacity_gb:g} GB{too_much}"
 
 
 def _seconds(answer: Answer) -> list[str]:

@@ -107,6 +107,31 @@ def layer_bytes(shape: Shape, layout: Layout, tokens: float, c) -> float:
     return nbytes
 
 
+def host_bytes(shape: Shape, layout: Layout) -> dict[str, float]:
+    """Bytes on the host of one rank with a GPU, by when it needs them: drawing its weights, in
+    fp32, and saving. Python, its libraries and the pages of the text are not counted."""
+    table = shape.table_parameters
+    largest = max(table, *(columns * inner for _, columns, inner in shape.layer_products(1, 1)))
+    model_parallel = layout.tp * layout.pp > 1
+    if shape.drawn_whole or layout.zero_stage == 3:
+        drawn = shape.parameters
+    elif model_parallel:
+        # One tensor, and the rank's shard cut from it.
+        drawn = largest + largest / layout.tp
+    else:
+        drawn = largest
+    if model_parallel:
+        # Megatron-Core's masters and two moments are copied before any is written.
+        most = max(stage_parameters(shape, layout, stage) for stage in layout.stages(shape))
+        saved = 3 * most / layout.state_shards
+    elif layout.zero_stage:
+        # DeepSpeed keeps a rank's shard of each state as one tensor.
+        saved = shape.parameters / layout.state_shards
+    else:
+        saved = largest
+    return {"drawing weights": 4 * drawn, "saving": 4 * saved}
+
+
 def fits(shape: Shape, layout: Layout, platform: Platform, c) -> bool:
     return needed_bytes(shape, layout, c) <= capacity_bytes(platform, layout, c)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from itertools import groupby
@@ -26,7 +27,7 @@ from aiscale.checkpoint import CheckpointError
 from aiscale.config import ConfigError, Run
 from aiscale.config.errors import require
 from aiscale.distributed import World
-from aiscale.model import GPT
+from aiscale.model.build import build_outline
 from aiscale.optim import set_lr
 from aiscale.parallel.megatron import shards
 from aiscale.parallel.megatron.layout import Grid, slots
@@ -87,7 +88,6 @@ class MegatronEngine(Engine):
         self.tp_rank, self.data_rank, self.pp_rank = self.grid.coordinates(world.rank)
         self.data_world = self.grid.dp
         prepare(run, world)
-        initial = GPT(run.model).state_dict()
         with torch.random.fork_rng(devices=[]), world.control(), self._adapted():
             self.core.start_groups(self.grid)
             try:
@@ -101,7 +101,7 @@ class MegatronEngine(Engine):
         self.stages = [self.grid.stage(self.pp_rank, chunk) for chunk in range(self.grid.virtual)]
         self.is_last = self.stages[-1] == self.grid.stages - 1
         self._set_length(run.loop.seq_len)
-        self._fill(initial.__getitem__)
+        build_outline(run.model).draw(self._filler())
 
     def accumulate(self, micro_batches: list[MicroBatch]) -> float:
         with self._adapted():
@@ -206,7 +206,9 @@ class MegatronEngine(Engine):
 
     def read(self, folder: Path, note: dict) -> None:
         saved = self.world.together(lambda: self._open(folder))
-        self._fill(saved.tensor)
+        fill = self._filler()
+        for source in {shard.slot.source for shard in self._shards()}:
+            fill(source, saved.tensor(source))
         if self._scaler and saved.scaler:
             with self._adapted():
                 self._scaler.load_state_dict(saved.scaler)
@@ -244,14 +246,21 @@ class MegatronEngine(Engine):
         """Main parameter -> its optimizer states."""
         return self.optimizer.chained_optimizers[0].optimizer.state
 
-    @torch.no_grad()
-    def _fill(self, whole: Callable[[str], Tensor]) -> None:
-        """Set the weights, and masters in full precision; `whole` gives GPT's tensor of a name."""
+    def _filler(self) -> Callable[[str, Tensor], None]:
+        """A function of (name, GPT's whole tensor) that sets this rank's weights, and masters in
+        full precision."""
+        shards_of = defaultdict(list)
         for shard in self._shards():
-            full = whole(shard.slot.source)
-            shard.parameter.copy_(shard.slot.cut(full, self.tp_rank))
-            if shard.main is not None:
-                shard.main.copy_(self._part(shard, full))
+            shards_of[shard.slot.source].append(shard)
+
+        @torch.no_grad()
+        def take(name: str, full: Tensor) -> None:
+            for shard in shards_of[name]:
+                shard.parameter.copy_(shard.slot.cut(full, self.tp_rank))
+                if shard.main is not None:
+                    shard.main.copy_(self._part(shard, full))
+
+        return take
 
     def _part(self, shard: Shard, full: Tensor) -> Tensor:
         """The range of GPT's tensor that shard.main covers."""
