@@ -13,10 +13,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from aiscale.train.data import batches, read_windows
-from aiscale.train.job import Job, device, rank, start, world_size
+from aiscale.train.job import Job
 from aiscale.train.model import build, draw, loss_of
 from aiscale.train.optimizer import make_optimizer
 from aiscale.train.options import options
+from aiscale.train.ranks import device, rank, start, world_size
 from aiscale.train.sharded_checkpoint import load, save
 
 

@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from aiscale.train.data import batches, read_windows
-from aiscale.train.job import Job, device, rank, start, world_size
+from aiscale.train.job import Job
 from aiscale.train.model import build, draw, loss_of
 from aiscale.train.optimizer import make_optimizer
 from aiscale.train.options import options
+from aiscale.train.ranks import device, rank, start, world_size
 from aiscale.train.sharded_checkpoint import load, save
 
 
@@ -23,7 +24,7 @@ def main(args):
     start(args)
     model = build(args)
     dtype = torch.bfloat16 if args.bf16 else None
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.get_default_dtype())
     for block in model.blocks:
         fully_shard(block, mp_policy=policy)  # gathered, used and freed one at a time
     fully_shard(model, mp_policy=policy)  # the root: embeddings and head

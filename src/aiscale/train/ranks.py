@@ -1,0 +1,80 @@
+"""Which rank this process is, on which device, and how all ranks meet."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from aiscale.train.presets import shape_of
+from aiscale.train.record import other_training
+from aiscale.train.refusal import refuse
+
+
+def find_rank():
+    """(rank, world size, local rank): of torchrun, of `aiscale train`, of srun, or alone."""
+    env = os.environ
+    if "RANK" in env:
+        return int(env["RANK"]), int(env["WORLD_SIZE"]), int(env.get("LOCAL_RANK", 0))
+    if "SLURM_STEP_NUM_TASKS" in env:  # a batch script has SLURM_PROCID too, but starts no ranks
+        names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+        rank, world_size, local_rank = (int(env[name]) for name in names)
+        return rank, world_size, local_rank
+    return 0, 1, 0
+
+
+rank, world_size, local_rank = find_rank()
+device = torch.device("cpu")
+if torch.cuda.is_available():  # the n-th rank of a node has its n-th GPU, or the only one it sees
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+
+told = []  #: the signals that have come
+
+
+def note_signal(number, frame):
+    told.append(number)
+
+
+for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, note_signal)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # see __init__.py
+
+
+def start(args):
+    """Checks settings, then waits for all ranks; NCCL between GPUs, gloo between CPUs."""
+    shape_of(args.model)  # refuses a model that it does not know
+    shared = getattr(args, "tp", 1) * getattr(args, "pp", 1)  # ranks of one copy
+    if world_size % shared:
+        refuse(f"{world_size} ranks are no multiple of --tp {args.tp} x --pp {args.pp}")
+    copies = world_size // shared
+    if args.batch % (copies * args.micro_batch):
+        rule = f"a multiple of {copies} copies of the model x --micro-batch {args.micro_batch}"
+        refuse(f"--batch is {args.batch}: it must be {rule}")
+    if args.fp64:
+        torch.set_default_dtype(torch.float64)
+    connect(args)
+    reason = [other_training(args) if rank == 0 else None]  # rank 0 looks, and all follow
+    dist.broadcast_object_list(reason)
+    if reason[0]:
+        refuse(reason[0])
+
+
+def connect(args):
+    """The meeting of all ranks."""
+    timeout = timedelta(seconds=args.patience)
+    if world_size == 1:
+        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        return
+    place = {"rank": rank, "world_size": world_size, "timeout": timeout}
+    store = os.environ.get("AISCALE_STORE")
+    if store:  # a file in a folder of this user alone: all ranks are on this machine
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+        step = os.environ.get("SLURM_STEP_ID", "0")
+        dist.init_process_group(init_method=f"file://{store}.{step}", **place)
+    else:  # torchrun's store, or MASTER_ADDR and MASTER_PORT of a launcher
+        dist.init_process_group(init_method="env://", **place)

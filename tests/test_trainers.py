@@ -1,0 +1,300 @@
+"""The trainers of aiscale.train: the lessons' scripts and a diff, alike in what they compute."""
+
+import ast
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from aiscale.lesson.scripts import changed
+from aiscale.train import data, options, record
+from aiscale.train.presets import presets, shape_of
+from aiscale.train.record import read_metrics
+
+ROOT = Path(__file__).parents[1]
+TRAIN = ROOT / "src/aiscale/train"
+OWN = ROOT / "workshop/your_own"
+sys.path.insert(0, str(ROOT / "tools"))
+import trainer_diffs  # noqa: E402
+
+GROWN = [name for name in trainer_diffs.ORIGINS if (TRAIN / f"{name}.py").exists()]
+#: Lines of code that a trainer may add to the learner's script, imports and comments aside.
+MOST_ADDED = {"zero": 25, "radius": 40, "megatron": 60}
+HELPERS = "job ranks data model optimizer options presets record refusal sharded_checkpoint command".split()
+
+
+def run(trainer, *options, ranks=1, status=0, folder, env=None):
+    """(losses by step, standard error) of a trainer on some ranks."""
+    command = [sys.executable, "-m", "aiscale", "train", trainer, *map(str, options)]
+    if ranks > 1:
+        command += ["--nproc", str(ranks)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=env, timeout=300)
+    assert done.returncode == status, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines() if " loss " in line]
+    return {int(step): float(loss) for _, step, _, loss in lines}, done.stderr
+
+
+def losses(folder):
+    return [line["loss"] for line in read_metrics(folder)]
+
+
+# The code ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trainer", GROWN)
+def test_a_trainer_is_the_learners_script_and_its_diff(trainer):
+    text = (OWN / trainer_diffs.ORIGINS[trainer]).read_text()
+    grown = changed(text, (TRAIN / f"{trainer}.diff").read_text())
+    assert grown == (TRAIN / f"{trainer}.py").read_text(), "run python tools/trainer_diffs.py"
+
+
+@pytest.mark.parametrize("trainer", GROWN)
+def test_a_trainer_stays_near_the_learners_script(trainer):
+    assert len((TRAIN / f"{trainer}.py").read_text().splitlines()) <= 140
+    new = [line[1:].strip() for line in (TRAIN / f"{trainer}.diff").read_text().splitlines() if line[:1] == "+"]
+    code = [
+        line for line in new if line and not line.startswith(("#", '"""', "import ", "from ", "torchrun", "python"))
+    ]
+    assert len(code) <= MOST_ADDED.get(trainer, 20), code
+
+
+@pytest.mark.parametrize("helper", HELPERS)
+def test_a_helper_fits_on_a_few_screens(helper):
+    assert len((TRAIN / f"{helper}.py").read_text().splitlines()) <= 200
+
+
+def test_trainers_import_nothing_else_of_ours():
+    allowed = {"aiscale.train", "aiscale"}  # and of `aiscale`, what libraries lack without a GPU
+    for name in [*GROWN, *HELPERS]:
+        if name == "command":
+            continue
+        for node in ast.walk(ast.parse((TRAIN / f"{name}.py").read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("aiscale"):
+                assert ".".join(node.module.split(".")[:2]) in allowed, (name, node.module)
+                if node.module == "aiscale":
+                    assert [each.name for each in node.names] == ["without_gpu"], name
+
+
+def test_a_step_runs_through_six_files(tmp_path):
+    program = """
+import sys
+sys.argv = ["fsdp", "--steps", "2", "--save", "run"]
+from aiscale.train import fsdp, options
+seen = {}
+def trace(frame, event, argument):
+    if "aiscale" in frame.f_code.co_filename:
+        seen.setdefault(frame.f_code.co_filename, 0)
+sys.setprofile(trace)
+follow = fsdp.Job.follow
+def only_steps(self, batches):
+    seen.clear()
+    yield from follow(self, batches)
+fsdp.Job.follow = only_steps
+fsdp.main(options.options().parse_args())
+sys.setprofile(None)
+print(*seen)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    files = [file for file in done.stdout.splitlines()[-1].split() if "checkpoint" not in file]
+    assert f"{TRAIN}/job.py" in files
+    assert len(files) <= 6
+    assert sum(len(Path(file).read_text().splitlines()) for file in files) <= 800
+
+
+def test_every_preset_has_a_source_and_a_whole_shape():
+    for name, entries in presets().items():
+        assert entries["source"]
+        shape = shape_of(name)
+        assert shape.width % shape.heads == 0, name
+
+
+# What they compute -------------------------------------------------------------------------------------------------
+
+
+def test_a_trainer_computes_what_the_learners_script_computes(tmp_path):
+    """To the last printed digit: the helpers change nothing. (The learner's decays biases, too.)"""
+    for file in OWN.glob("*.py"):
+        text = file.read_text().replace("lr=args.lr)", "lr=args.lr, weight_decay=0)")
+        (tmp_path / file.name).write_text(text)
+    command = [sys.executable, "train.py", "--steps", "4", "--save", "theirs"]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    ours, _ = run("serial", "--steps", 4, "--weight-decay", 0, folder=tmp_path)
+    assert ours == {int(line.split()[1]): float(line.split()[3]) for line in said.splitlines()}
+
+
+def equal_to_serial(folder, cases, *, steps=3, within=1e-12, options=("--fp64",)):
+    run("serial", "--steps", steps, "--save", "serial", *options, folder=folder)
+    expected = losses(folder / "serial")
+    assert len(expected) == steps
+    for number, (trainer, ranks, *more) in enumerate(cases):
+        run(trainer, "--steps", steps, "--save", number, *options, *more, ranks=ranks, folder=folder)
+        assert losses(folder / str(number)) == pytest.approx(expected, rel=0, abs=within), (trainer, more)
+
+
+def test_ddp_and_fsdp_equal_serial_in_fp64(tmp_path):
+    equal_to_serial(tmp_path, [("ddp", 4), ("fsdp", 4)])
+
+
+@pytest.mark.extended
+def test_every_strategy_equals_serial(tmp_path):
+    cases = [
+        ("ddp", 2),
+        ("fsdp", 3, "--batch", 24),
+        ("tp_pp", 4),
+        ("tp_pp", 4, "--tp", 4, "--pp", 1),
+        ("tp_pp", 4, "--tp", 1, "--pp", 2),
+        ("radius", 4, "--density", 1),
+        ("zero", 4, "--stage", 2),
+        ("zero", 2, "--stage", 3),
+    ]
+    with_batch = [case for case in cases if "--batch" not in case]
+    equal_to_serial(tmp_path, with_batch)
+    (tmp_path / "odd").mkdir()
+    equal_to_serial(tmp_path / "odd", [("fsdp", 3)], options=("--fp64", "--batch", "24"))
+    (tmp_path / "drawn").mkdir()
+    drawn = ("--model", "laptop", "--recompute", "--lr", "1e-3", "--min-lr", "1e-4", "--warm-up", "2")
+    equal_to_serial(tmp_path / "drawn", [("fsdp", 4), ("tp_pp", 4), ("ddp", 2)], options=("--fp64", *drawn))
+
+
+@pytest.mark.extended
+def test_lamb_and_a_tied_head_equal_serial(tmp_path):
+    options = ("--fp64", "--model", "gpt-c", "--length", "32", "--optimizer", "lamb", "--lr", "1e-2")
+    equal_to_serial(tmp_path, [("fsdp", 2), ("ddp", 2)], steps=2, options=options)
+
+
+@pytest.mark.extended
+def test_a_model_of_transformers_and_its_weights(tmp_path):
+    """GPT-J from the table is equal under DDP, FSDP and ZeRO; a folder of transformers starts from its weights."""
+    options = ("--model", "gptj-tiny")
+    cases = [("ddp", 2), ("fsdp", 2), ("zero", 2, "--stage", 3)]
+    equal_to_serial(tmp_path, cases, within=2e-5, options=options)
+    program = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+from aiscale.train.data import read_windows
+from aiscale.train.options import options
+torch.manual_seed(5)
+sizes = dict(vocab_size=256, n_positions=64, n_embd=32, n_layer=2, n_head=2)
+model = GPT2LMHeadModel(GPT2Config(**sizes)).eval()
+model.save_pretrained("theirs")
+windows, *_ = read_windows(options().parse_args(["--model", "theirs"]))
+order = torch.randperm(len(windows), generator=torch.Generator().manual_seed(0))
+rows = windows[order[:16]]
+print(model(input_ids=rows, labels=rows).loss.item())
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    found, _ = run("fsdp", "--steps", 1, "--model", "theirs", "--save", "r", ranks=2, folder=tmp_path)
+    assert found[0] == pytest.approx(float(done.stdout), abs=2e-5)
+
+
+# Going on ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_goes_on_under_another_strategy(tmp_path):
+    run("serial", "--steps", 6, "--save", "whole", folder=tmp_path)
+    run("fsdp", "--steps", 2, "--save", "parts", ranks=4, folder=tmp_path)
+    run("ddp", "--steps", 4, "--save", "parts", ranks=2, folder=tmp_path)
+    run("tp_pp", "--steps", 6, "--tp", 2, "--pp", 1, "--save", "parts", ranks=2, folder=tmp_path)
+    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), abs=2e-5)
+    assert [line["step"] for line in read_metrics(tmp_path / "parts")] == list(range(6))
+
+
+@pytest.mark.extended
+def test_radius_goes_on_in_a_sparse_step(tmp_path):
+    options = ("--dense-until", 2, "--interval", 4)
+    run("radius", "--steps", 8, "--save", "whole", *options, ranks=2, folder=tmp_path)
+    run("radius", "--steps", 3, "--save", "parts", *options, ranks=2, folder=tmp_path)
+    run("radius", "--steps", 8, "--save", "parts", *options, ranks=2, folder=tmp_path)
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path):
+    run("serial", "--steps", 4, "--save-every", 2, folder=tmp_path)
+    before = losses(tmp_path / "run")
+    file = next((tmp_path / "run/00000004").glob("*.distcp"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    again, said = run("serial", "--steps", 4, folder=tmp_path)
+    assert "00000004 is damaged" in said
+    assert list(again) == [2, 3]
+    assert losses(tmp_path / "run") == pytest.approx(before, abs=1e-6)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="no such signal")
+def test_a_signal_from_the_first_moment_on_ends_a_run_with_a_checkpoint(tmp_path):
+    """A scheduler's signal may come while torch is being imported."""
+    note = tmp_path / "note"
+    env = {**os.environ, "AISCALE_NOTE_SAVED": str(note)}
+    command = [sys.executable, "-m", "aiscale.train.serial", "--steps", "100000"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL)
+    blocked = 1 << (signal.SIGUSR1 - 1)
+    until = time.monotonic() + 120
+    while time.monotonic() < until:  # until its first lines have run
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        mask = int(status.partition("SigBlk:")[2].split()[0], 16)
+        caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+        if (mask | caught) & blocked:
+            break
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(timeout=120) == 0
+    steps = len(losses(tmp_path / "run"))
+    assert 1 <= steps < 1000
+    assert (tmp_path / f"run/{steps:08}/note.json").exists()
+    assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "stopped"
+    assert "stopped" in note.read_text()
+
+
+# Refusals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def refused(capsys):
+    """Calls a function that must refuse; returns the line that it prints."""
+
+    def call(function, *arguments):
+        with pytest.raises(SystemExit) as ended:
+            function(*arguments)
+        assert ended.value.code == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1, said
+        return said
+
+    return call
+
+
+def test_bad_settings_get_one_line(tmp_path, refused):
+    parse = options.options().parse_args
+    (tmp_path / "empty").touch()
+    cases = {
+        ("--text", str(tmp_path / "empty")): "is no folder and no file with a text in it",
+        ("--text", str(tmp_path)): "holds no tokens: `aiscale data prepare` makes them",
+        ("--length", "65"): "--length 65 is too long: --model tiny reads at most 64 tokens",
+        ("--model", "nowhere"): "--model nowhere is no folder with a config.json",
+        ("--batch", "100000"): "fewer than --batch 100000",
+    }
+    for given, message in cases.items():
+        assert message in refused(data.read_windows, parse(given))
+    _, said = run("serial", "--batch", 15, status=2, folder=tmp_path)
+    assert "--batch is 15: it must be a multiple of 1 copies of the model x --micro-batch 2" in said
+
+
+def test_another_training_in_the_folder_is_refused(tmp_path, refused):
+    args = options.options().parse_args(["--save", str(tmp_path / "run")])
+    assert record.other_training(args) is None
+    record.Record(args, 0, 1, "digest", "serial").finish("finished")
+    assert record.other_training(args) is None
+    assert "learns from another text" in refused(record.Record, args, 0, 1, "other", "serial")
+    args.seed = 1
+    assert "has --seed 0, not 1" in record.other_training(args)
+
+
+def test_a_run_of_an_earlier_aiscale_is_refused_by_name(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"run": {}, "status": "finished"}))
+    args = options.options().parse_args(["--save", str(tmp_path)])
+    assert "holds a run of an earlier aiscale" in record.other_training(args)
