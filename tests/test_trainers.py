@@ -25,7 +25,7 @@ import trainer_diffs  # noqa: E402
 GROWN = [name for name in trainer_diffs.ORIGINS if (TRAIN / f"{name}.py").exists()]
 #: Lines of code that a trainer may add to the learner's script, imports and comments aside.
 MOST_ADDED = {"zero": 25, "radius": 40, "megatron": 60}
-HELPERS = "job ranks data model optimizer options presets record refusal sharded_checkpoint command".split()
+HELPERS = "job ranks watch data model optimizer options presets record refusal sharded_checkpoint command".split()
 
 
 def run(trainer, *options, ranks=1, status=0, folder, env=None):
@@ -185,11 +185,12 @@ model.save_pretrained("theirs")
 windows, *_ = read_windows(options().parse_args(["--model", "theirs"]))
 order = torch.randperm(len(windows), generator=torch.Generator().manual_seed(0))
 rows = windows[order[:16]]
-print(model(input_ids=rows, labels=rows).loss.item())
+logits = model(input_ids=rows[:, :-1]).logits
+print(torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).item())
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     found, _ = run("fsdp", "--steps", 1, "--model", "theirs", "--save", "r", ranks=2, folder=tmp_path)
-    assert found[0] == pytest.approx(float(done.stdout), abs=2e-5)
+    assert found[0] == pytest.approx(float(done.stdout.split()[-1]), abs=2e-5)
 
 
 # Going on ----------------------------------------------------------------------------------------------------------
@@ -248,6 +249,32 @@ def test_a_signal_from_the_first_moment_on_ends_a_run_with_a_checkpoint(tmp_path
     assert (tmp_path / f"run/{steps:08}/note.json").exists()
     assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "stopped"
     assert "stopped" in note.read_text()
+
+
+@pytest.mark.extended
+def test_a_rank_that_does_not_come_is_named_with_its_line(tmp_path):
+    (tmp_path / "late.py").write_text("""
+import time
+import torch
+import torch.distributed as dist
+from aiscale.train import options, ranks
+ranks.start(options.options().parse_args(["--patience", "10"]))
+for step in range(100):
+    if step == 5 and ranks.rank == 2:
+        time.sleep(1000)
+    dist.all_reduce(torch.ones(10))
+""")
+    said = subprocess.run(
+        [sys.executable, "-c", "from aiscale.launch import launch; raise SystemExit(launch(4, ['late.py']))"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert said.returncode == 76
+    lines = [line for line in said.stderr.splitlines() if "ranks wait" in line]
+    assert len(lines) == 1
+    assert "rank 2 has begun" in lines[0] and "at late.py:9" in lines[0]
 
 
 # Refusals ----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,11 @@
 """The trainers, `python -m aiscale.train.fsdp --help`, and `fit(run)`, which they replace."""
 
+import os
 import signal
 import sys
+
+# So many collectives torch keeps in mind, for watch.py; torch reads it when it is imported.
+os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
 
 if sys.argv[0] == "-m":
     # `python -m aiscale.train.ddp` is starting. A scheduler's signal may come before torch is

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from aiscale.train.presets import shape_of
 from aiscale.train.record import other_training
 from aiscale.train.refusal import refuse
+from aiscale.train.watch import watch
 
 
 def find_rank():
@@ -58,6 +59,8 @@ def start(args):
     if args.fp64:
         torch.set_default_dtype(torch.float64)
     connect(args)
+    if world_size > 1:
+        watch(args.patience)
     reason = [other_training(args) if rank == 0 else None]  # rank 0 looks, and all follow
     dist.broadcast_object_list(reason)
     if reason[0]:
@@ -66,7 +69,8 @@ def start(args):
 
 def connect(args):
     """The meeting of all ranks."""
-    timeout = timedelta(seconds=args.patience)
+    # The watch speaks before the backend gives up: it knows which rank is missing.
+    timeout = timedelta(seconds=max(300.0, args.patience + 120))
     if world_size == 1:
         dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
         return

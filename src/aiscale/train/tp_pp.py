@@ -16,10 +16,11 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from aiscale.train.data import batches, read_windows
-from aiscale.train.job import Job, device, start, world_size
+from aiscale.train.job import Job
 from aiscale.train.model import build, draw, loss_of
 from aiscale.train.optimizer import make_optimizer
 from aiscale.train.options import options
+from aiscale.train.ranks import device, start, world_size
 from aiscale.train.sharded_checkpoint import load, save
 
 #: Into a block by columns, out of it by rows.
