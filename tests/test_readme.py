@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from aiscale import lesson
-from aiscale.cli import _parser, names_a_script
+from aiscale.cli import _parser, names_a_script, names_a_trainer
 from aiscale.measure.referee import command as referee
+from aiscale.train.command import TRAINERS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -34,6 +35,9 @@ def test_commands_parse():
         words = shlex.split(command)[1:]
         if words[0] == "verify" and names_a_script(words[1:]):
             assert referee.parse(words[1:])
+            continue
+        if words[0] == "train" and names_a_trainer(words[1:]):
+            assert words[1] in TRAINERS
             continue
         try:
             _parser(words[0]).parse_args(words)

@@ -52,8 +52,7 @@ class Radius:
             for p in self.mask:
                 if p.dim() > 1:  # biases and norms are always sent
                     mean, square = optimizer.state[p]["exp_avg"], optimizer.state[p]["exp_avg_sq"]
-                    # all entries share the bias correction
-                    size = (mean / (square.sqrt() + 1e-8)).abs().flatten()
+                    size = (mean / (square.sqrt() + 1e-8)).abs().flatten()  # all scaled alike
                     chosen = size.topk(max(int(self.density * p.numel()), 1)).indices
                     self.mask[p] = torch.zeros_like(self.mask[p]).index_fill_(0, chosen, True)
         self.step += 1

@@ -19,8 +19,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-#: Into a block by columns, out of it by rows.
-#: (Backward, torch sums for q, k and v one by one; Megatron-Core once.)
+#: Into a block by columns, out of it by rows. (torch's backward sums q, k and v one by one.)
 PLAN = {name: ColwiseParallel() for name in ("query", "key", "value", "up")}
 PLAN |= {name: RowwiseParallel() for name in ("out", "down")}
 
@@ -75,10 +74,8 @@ def main(args):
         if not isinstance(block, nn.Identity):
             parallelize_module(block, mesh["tp"], PLAN)
     stage = PipelineStage(model, my_stage, args.pp, device, group=pipeline)
-    micro_batches = args.batch // dp // args.micro_batch
-    schedule = Schedule1F1B(stage, n_microbatches=micro_batches, loss_fn=loss_of)
-    # one by one: DTensors and plain tensors
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, foreach=False)
+    schedule = Schedule1F1B(stage, args.batch // dp // args.micro_batch, loss_fn=loss_of)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, foreach=False)  # with DTensors
     first = load(args.save, model, optimizer)
     windows = read_windows(args.text)
     for step, batch in batches(windows, range(first, args.steps), args.batch, mesh.get_local_rank("dp"), dp):

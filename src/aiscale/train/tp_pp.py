@@ -23,8 +23,7 @@ from aiscale.train.options import options
 from aiscale.train.ranks import device, start, world_size
 from aiscale.train.sharded_checkpoint import load, save
 
-#: Into a block by columns, out of it by rows.
-#: (Backward, torch sums for q, k and v one by one; Megatron-Core once.)
+#: Into a block by columns, out of it by rows. (torch's backward sums q, k and v one by one.)
 PLAN = {name: ColwiseParallel() for name in ("query", "key", "value", "up")}
 PLAN |= {name: RowwiseParallel() for name in ("out", "down")}
 
@@ -63,9 +62,8 @@ def main(args):
             parallelize_module(block, mesh["tp"], PLAN)
     draw(model, args, device)
     stage = PipelineStage(model, my_stage, args.pp, device, group=pipeline)
-    micro_batches = args.batch // dp // args.micro_batch
-    schedule = Schedule1F1B(stage, n_microbatches=micro_batches, loss_fn=loss_of)
-    # one by one: DTensors and plain tensors
+    schedule = Schedule1F1B(stage, args.batch // dp // args.micro_batch, loss_fn=loss_of)
+    # with DTensors
     optimizer = make_optimizer(model, args, foreach=False)
     first = load(args.save, model, optimizer)
     windows, _, text = read_windows(args)
