@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def login(tmp_path, monkeypatch):
         (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{line}\n")
         (tmp_path / "bin" / name).chmod(0o755)
     (tmp_path / "env/bin").mkdir(parents=True)
-    python = f'#!/bin/bash\nPYTHONPATH={ROOT / "src"} exec {sys.executable} "$@"\n'
+    python = f'#!/bin/bash\nPYTHONPATH="{ROOT / "src"}" exec {shlex.quote(sys.executable)} "$@"\n'
     (tmp_path / "env/bin/python").write_text(python)
     (tmp_path / "env/bin/python").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
@@ -252,7 +253,7 @@ def test_under_a_real_slurm_faults_are_named_and_a_job_without_one_is_submitted(
     (place / "env/bin").mkdir(parents=True)
     python = place / "env/bin/python"
     quick = 'case "$*" in *"aiscale train"*) exit ;; *doctor*) exit ;; esac'
-    python.write_text(f'#!/bin/bash\n{quick}\nexec {sys.executable} "$@"\n')
+    python.write_text(f'#!/bin/bash\n{quick}\nexec {shlex.quote(sys.executable)} "$@"\n')
     python.chmod(0o755)
     words = [sys.executable, "-m", "aiscale", "submit", "--site", "perlmutter"]
     with Cluster(site="perlmutter", nodes=2) as nodes:
