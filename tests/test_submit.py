@@ -211,7 +211,7 @@ def test_a_dry_run_prints_the_command_and_submits_nothing(login, capsys, monkeyp
     file = FOLDER / "perlmutter/fsdp.sbatch"
     assert main(["submit", "--dry-run", "--sbatch", "-q debug -t 20", str(file), "--set", "loop.steps=7"]) == 0
     told = capsys.readouterr()
-    assert told.out == f"sbatch -q debug -t 20 --requeue {file} --set loop.steps=7\n"
+    assert told.out == f"sbatch -q debug -t 20 --requeue {shlex.quote(str(file))} --set loop.steps=7\n"
     assert "4 nodes x 0.333333 h x 6 starts" in told.err and "at most 0.5 h on 4 nodes in QOS debug" in told.err
     assert "--test-only" in (login / "calls").read_text()
 
