@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -90,7 +91,8 @@ def test_a_full_disk_is_one_line(tmp_path, capsys):
 
 
 def test_a_reader_that_closes_the_pipe_is_no_error(tmp_path):
-    shell = f"{sys.executable} -m aiscale launchers --out {tmp_path} | head -1; exit ${{PIPESTATUS[0]}}"
+    shell = f"{shlex.quote(sys.executable)} -m aiscale launchers --out {shlex.quote(str(tmp_path))} | head -1; "
+    shell += "exit ${PIPESTATUS[0]}"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60)
     assert done.returncode in (0, 141) and done.stderr == ""
 

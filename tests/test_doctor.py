@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -32,7 +33,7 @@ def test_a_healthy_machine_passes():
 
 
 def test_a_problem_fails_with_its_remedy(tmp_path):
-    command = f"ulimit -n 200; exec {sys.executable} -m aiscale doctor --nproc 1"
+    command = f"ulimit -n 200; exec {shlex.quote(sys.executable)} -m aiscale doctor --nproc 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 1
     assert "✗ limits" in done.stdout and "200 open files → ulimit -n " in done.stdout

@@ -99,6 +99,15 @@ def test_files_still_go_to_the_long_folder_and_the_link_to_it_goes(tmp_path, lon
     assert (Path(long_folder) / name.name).exists()
 
 
+def test_the_link_goes_after_what_multiprocessing_keeps_behind_it(tmp_path, long_folder):
+    code = "from multiprocessing import util\nfrom aiscale import environment\n"
+    code += "environment.shorten_temporary_folder(); print(util.get_temp_dir())"
+    done = run("-c", code, folder=tmp_path, TMPDIR=long_folder)
+    assert done.stderr == ""
+    assert not Path(done.stdout.strip()).parents[1].exists()
+    assert list(Path(long_folder).iterdir()) == []
+
+
 @pytest.mark.parametrize("offline", [False, True])
 def test_torchrun_meets_at_the_loopback_where_this_machines_name_leads_nowhere(offline, tmp_path):
     code = "import aiscale.lesson, os; print(os.environ.get('PET_LOCAL_ADDR'))"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,7 @@ def make_shared(folder: Path) -> Path:
         shutil.copytree(ROOT / name, folder / "aiscale" / name, ignore=held_back)
     python = folder / "env/bin/python"
     python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/bash\nexec {sys.executable} "$@"\n')
+    python.write_text(f'#!/bin/bash\nexec {shlex.quote(sys.executable)} "$@"\n')
     python.chmod(0o555)
     python.parent.chmod(0o555)
     (folder / "corpora").mkdir()

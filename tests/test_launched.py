@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 import tarfile
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ TINY = {
 NOTING = f"""#!/bin/sh
 echo "$SLURM_STEP_ID $SLURM_PROCID $SLURM_LOCALID $(hostname) cuda=$CUDA_VISIBLE_DEVICES rocr=$ROCR_VISIBLE_DEVICES" \\
   "master=$MASTER_ADDR from=$(dirname "$0")" >> "$SEATS"
-exec {sys.executable} "$@"
+exec {shlex.quote(sys.executable)} "$@"
 """
 
 #: replaces it where only the job's end matters: all ranks but the first are frozen, and woken only to be killed
@@ -249,7 +250,7 @@ def test_ddp_at_centres_whose_files_are_rendered_on_demand(place, name, capsys):
 
 
 def test_a_job_resumes_after_slurm_killed_its_frozen_ranks(perlmutter, place):
-    (place / ".venv/bin/python").write_text(FROZEN.replace("@python@", sys.executable))
+    (place / ".venv/bin/python").write_text(FROZEN.replace("@python@", shlex.quote(sys.executable)))
     path = ROOT / "launchers/perlmutter/ddp.sbatch"
     job = perlmutter.submit(path, "--nodes=1", "--time=60", "--requeue", cwd=place, env={"CHAIN": "1"})
     assert perlmutter.wait(job) == "COMPLETED", (place / f"ddp-{job}.out").read_text()

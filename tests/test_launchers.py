@@ -35,7 +35,7 @@ VARIANTS = [(path, settings) for path in TRAINING for settings in [(), *LESSONS[
 #: stands in for every program of a site: records its name and arguments, and does the little that the file needs
 STUB = (
     rf"""#!/bin/bash
-case "$*" in *" -m aiscale.hpc.job"*) exec {sys.executable} "$@" ;; esac
+case "$*" in *" -m aiscale.hpc.job"*) exec {shlex.quote(sys.executable)} "$@" ;; esac
 """
     + r"""
 name="${0##*/}"

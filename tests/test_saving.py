@@ -2,6 +2,7 @@
 
 import functools
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 
 from aiscale.train import read_metrics
 from aiscale.verify import jobs
-from ranks import run_ranks, said_on_two_nodes, without_greetings
+from ranks import begun, run_ranks, said_on_two_nodes, without_greetings
 
 TINY = (
     *("model.n_layer=2", "model.n_head=2", "model.d_model=16", "model.max_seq_len=16", "loop.seq_len=16"),
@@ -162,3 +163,16 @@ def test_a_signal_that_comes_before_the_first_step_is_not_lost(tmp_path):
     assert done.returncode == 130, done.stderr
     saved = [path.name for path in (tmp_path / "tiny/checkpoints").iterdir()]
     assert saved == ["step_00000001"]
+
+
+def test_a_schedulers_signal_to_the_parent_of_the_ranks_makes_them_save_and_stop(tmp_path):
+    settings = ("parallel.strategy=ddp", "loop.checkpoint_every=0", "loop.steps=100000")
+    job, _ = begun(tmp_path, "tiny", 2, *TINY, *settings)
+    try:
+        job.send_signal(signal.SIGUSR1)
+        _, said = job.communicate(timeout=120)
+    finally:
+        job.kill()
+    assert job.returncode == 130, said
+    (saved,) = (tmp_path / "tiny/checkpoints").iterdir()
+    assert 0 < int(saved.name.removeprefix("step_")) < 100000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -40,7 +41,9 @@ def site(tmp_path_factory):
     notebook.cells += nbclient.NotebookClient(asked, kernel_name="python3").execute().cells
     (folder / "build/notebooks").mkdir(parents=True)
     nbformat.write(notebook, folder / "build" / LESSON)
-    done = make("site", folder, "-o", "setup", f"BIN={Path(sys.executable).parent}", f"REPOSITORY_URL={ELSEWHERE}")
+    programs = os.path.relpath(Path(sys.executable).parent, ROOT)  # without the spaces of ROOT
+    words = ["-o", "setup", f"BIN={programs}", f"REPOSITORY_URL={ELSEWHERE}"]
+    done = make("site", folder, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == f"REPOSITORY_URL is {ELSEWHERE}, neither GitHub nor GitLab: the site has no launch buttons\n"
     return folder / "build/site"

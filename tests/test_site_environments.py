@@ -172,7 +172,7 @@ class Login:
             made.mkdir(parents=True)
         for program, text in STUBS.items():
             path = folder / "programs" / program
-            path.write_text("#!/bin/bash\n" + text.format(python=sys.executable))
+            path.write_text("#!/bin/bash\n" + text.format(python=shlex.quote(sys.executable)))
             path.chmod(0o755)
         text = (FOLDER / name / BUILD).read_text()
         assert f" = {site(name).build.python} ]" in text
@@ -226,13 +226,15 @@ def says(prefix: Path, expression: str) -> str:
 
 
 def test_frontiers_environment_is_fetched_with_a_network_and_built_without_one(tmp_path):
-    login, wheels, prefix = Login(tmp_path, "frontier"), tmp_path / "wheels", tmp_path / "class/env"
+    place = tmp_path / "my class"  # whose path has a space
+    login, wheels, prefix = Login(place, "frontier"), place / "wheels", place / "class/env"
     done = login.build("--download", wheels, "--torch-index", login.rocm, index=login.plain)
     assert done.returncode == 0, done.stderr
     assert {path.name.partition("-")[0] for path in wheels.glob("*.whl")} == {
         *("alpha", "companion", "mpi4py", "setuptools", "torch")
     }
     assert f"[{wheels}/conda]" in login.calls() and "done: 5 wheels" in done.stderr
+    assert shlex.split(done.stderr.splitlines()[-1])[-3:] == ["--wheelhouse", str(wheels), "PREFIX"]
 
     prefix.mkdir(parents=True)  # as an interrupted run would leave it
     (prefix / "half").touch()
@@ -243,14 +245,14 @@ def test_frontiers_environment_is_fetched_with_a_network_and_built_without_one(t
     assert says(prefix, "torch.version.hip") == "7.1"
     assert says(prefix, "mpi4py.mpicc") == "cc -shared", "against the site's MPI"
     assert says(prefix, "aiscale.__file__").startswith(str(prefix)), "not editable: the checkout may change"
-    assert not any((tmp_path / name).exists() for name in (".cache", ".conda")), "the home directory's quota is small"
+    assert not any((place / name).exists() for name in (".cache", ".conda")), "the home directory's quota is small"
     assert not (prefix / "half").exists() and not Path(f"{prefix}.unfinished").exists()
     assert "torch==2.10.0+rocm7.1" in (prefix / "aiscale-environment.txt").read_text()
     packed = Path(f"{prefix}.tar.gz")
     for path in (prefix, packed, *prefix.rglob("*")):
         if not path.is_symlink():
             assert not path.stat().st_mode & 0o222 and path.stat().st_mode & 0o044 == 0o044, path
-    assert done.stderr.splitlines()[-1].endswith(f"export AISCALE_ENVIRONMENT={packed}")
+    assert shlex.split(done.stderr.splitlines()[-1])[-2:] == ["export", f"AISCALE_ENVIRONMENT={packed}"]
 
 
 @pytest.mark.parametrize(

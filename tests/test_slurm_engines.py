@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -218,7 +219,7 @@ def test_inside_a_job_ranks_are_a_step_of_it(frontier, place):
             print(error)
     """
     write(place / "kernel.py", textwrap.dedent(program))
-    script = write(place / "job.sh", f"#!/bin/bash\n{sys.executable} kernel.py\n")
+    script = write(place / "job.sh", f"#!/bin/bash\n{shlex.quote(sys.executable)} kernel.py\n")
     job = frontier.submit(script, "-AABC123", "-N2", "-t5", f"--output={place}/out", cwd=place)
     assert frontier.wait(job) == "COMPLETED", (place / "out").read_text()
     lines = (place / "out").read_text().splitlines()

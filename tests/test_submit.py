@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def login(tmp_path, monkeypatch):
         (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{line}\n")
         (tmp_path / "bin" / name).chmod(0o755)
     (tmp_path / "env/bin").mkdir(parents=True)
-    python = f'#!/bin/bash\nPYTHONPATH={ROOT / "src"} exec {sys.executable} "$@"\n'
+    python = f'#!/bin/bash\nPYTHONPATH="{ROOT / "src"}" exec {shlex.quote(sys.executable)} "$@"\n'
     (tmp_path / "env/bin/python").write_text(python)
     (tmp_path / "env/bin/python").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
@@ -238,7 +239,7 @@ def test_a_dry_run_prints_the_command_and_submits_nothing(login, capsys, monkeyp
     file = FOLDER / "perlmutter/fsdp.sbatch"
     assert main(["submit", "--dry-run", "--sbatch", "-q debug -t 20", str(file), "--set", "loop.steps=7"]) == 0
     told = capsys.readouterr()
-    assert told.out == f"sbatch -q debug -t 20 --requeue {file} --set loop.steps=7\n"
+    assert told.out == f"sbatch -q debug -t 20 --requeue {shlex.quote(str(file))} --set loop.steps=7\n"
     assert "4 nodes x 0.333333 h x 6 starts" in told.err and "at most 0.5 h on 4 nodes in QOS debug" in told.err
     assert "--test-only" in (login / "calls").read_text()
 
@@ -280,7 +281,7 @@ def test_under_a_real_slurm_faults_are_named_and_a_job_without_one_is_submitted(
     (place / "env/bin").mkdir(parents=True)
     python = place / "env/bin/python"
     quick = 'case "$*" in *"aiscale train"*) exit ;; *doctor*) exit ;; esac'
-    python.write_text(f'#!/bin/bash\n{quick}\nexec {sys.executable} "$@"\n')
+    python.write_text(f'#!/bin/bash\n{quick}\nexec {shlex.quote(sys.executable)} "$@"\n')
     python.chmod(0o755)
     words = [sys.executable, "-m", "aiscale", "submit", "--site", "perlmutter"]
     with Cluster(site="perlmutter", nodes=2) as nodes:

@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -366,7 +367,7 @@ def test_the_launcher_of_your_own_script_trains_one_to_its_end(serial, place):
     (place / "text").write_text(Path(__file__).read_text()[:7000])
     python = place / ".venv/bin/python"  # where the launcher looks
     python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
     python.chmod(0o755)
     with Cluster(site="perlmutter", nodes=2, share=[SCRIPTS]) as nodes:
         launcher = SCRIPTS.parents[1] / "launchers/perlmutter/your_own.sbatch"

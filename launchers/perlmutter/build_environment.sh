@@ -61,7 +61,8 @@ if [ -n "$WHEELHOUSE" ] && [ "$MODE" = download ]; then
   mkdir -p "$WHEELHOUSE"
 elif [ -n "$WHEELHOUSE" ]; then
   ls "$WHEELHOUSE"/*.whl > /dev/null 2>&1 ||
-    fail "there are no wheels in $WHEELHOUSE: fill it where there is a network, by --download $WHEELHOUSE"
+    fail "there are no wheels in $WHEELHOUSE: fill it where there is a network," \
+      "by --download $(printf %q "$WHEELHOUSE")"
 fi
 if [ -n "$WHEELHOUSE" ]; then WHEELHOUSE="$(cd "$WHEELHOUSE" && pwd)"; fi
 work="$(mktemp -d)"
@@ -136,7 +137,7 @@ MPICC="cc -shared" get --no-deps "${source_only[@]}" "mpi4py==$(locked mpi4py)"
 if [ "$MODE" = download ]; then
   rm -f "$PREFIX.unfinished"
   say "done: $(find "$WHEELHOUSE" -name '*.whl' | wc -l) wheels in $WHEELHOUSE; now, also without a network:" \
-    "build_environment.sh --wheelhouse $WHEELHOUSE PREFIX"
+    "build_environment.sh --wheelhouse $(printf %q "$WHEELHOUSE") PREFIX"
   exit
 fi
 
@@ -156,4 +157,5 @@ get --no-deps --no-build-isolation "$work/aiscale"
 } > "$PREFIX/aiscale-environment.txt" 2>> "$LOG"
 chmod -R a-w "$PREFIX"
 rm -f "$PREFIX.unfinished"
-say "done in $((SECONDS / 60)) min $((SECONDS % 60)) s. To use it: export AISCALE_ENVIRONMENT=$PREFIX"
+say "done in $((SECONDS / 60)) min $((SECONDS % 60)) s. To use it:" \
+  "export AISCALE_ENVIRONMENT=$(printf %q "$PREFIX")"

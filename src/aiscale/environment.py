@@ -8,7 +8,6 @@ Only the standard library: every command of `aiscale` imports it.
 
 from __future__ import annotations
 
-import atexit
 import os
 import shutil
 import socket
@@ -33,13 +32,15 @@ def shorten_temporary_folder() -> None:
         return
     global linked
     import tempfile
+    from multiprocessing import util
 
     long = tempfile.gettempdir()  # not TMPDIR where that does not exist
     if len(os.fsencode(long)) <= LONGEST_FOLDER:
         return
     with suppress(OSError):  # without /tmp ranks say what fails
         private = tempfile.mkdtemp(prefix="aiscale-", dir="/tmp")
-        atexit.register(shutil.rmtree, private, ignore_errors=True)
+        # Multiprocessing removes its own folder behind the link at -100.
+        util.Finalize(None, shutil.rmtree, (private, True), exitpriority=-200)
         short = os.path.join(private, "tmp")
         os.symlink(long, short)
         os.environ["TMPDIR"] = tempfile.tempdir = short

@@ -42,7 +42,7 @@ def launch(
     """Run `python ARGV` as `nproc` connected ranks and wait; returns the exit status, 0 only if every rank's was 0.
     `env` is added to this process's environment. `preload`: modules that the ranks need (`processes.start_python`)."""
     interrupted = False
-    with start_ranks(nproc, argv, env, preload=preload) as ranks, _passing_on_sigterm(ranks):
+    with start_ranks(nproc, argv, env, preload=preload) as ranks, _passing_on_signals(ranks):
         while True:
             try:
                 return _wait(ranks, quiet=interrupted)
@@ -75,17 +75,31 @@ def start_ranks(
         store.unlink(missing_ok=True)
 
 
+#: A scheduler, or `timeout`, sends these to the parent alone; ranks save on them.
+_PASSED_ON = (signal.SIGTERM, signal.SIGUSR1)
+
+
 @contextmanager
-def _passing_on_sigterm(ranks: list[BaseProcess]) -> Iterator[None]:
-    """A scheduler, or `timeout`, signals only the parent: pass it on to the ranks, so that they save."""
+def _passing_on_signals(ranks: list[BaseProcess]) -> Iterator[None]:
+    """Signals to this process reach its ranks. Signals that were blocked until now come at once."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals belong to the main thread
         return
-    before = signal.signal(signal.SIGTERM, lambda number, frame: [rank.terminate() for rank in ranks])
+
+    def pass_on(number: int, frame) -> None:
+        for rank in ranks:
+            with suppress(ProcessLookupError):
+                os.kill(rank.pid, number)
+
+    before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
+    # The ranks have started with this process's mask: what was blocked here waits in them for `fit`.
+    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _wait(ranks: list[BaseProcess], *, quiet: bool) -> int:
