@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from aiscale.train.data import share_of
 from aiscale.train.optimizer import rate
 from aiscale.train.presets import shape_of
 from aiscale.train.record import Record
@@ -53,12 +54,10 @@ signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # see __init__.py
 
 def start(args):
     """Checks the batch, then waits for all ranks; NCCL between GPUs, gloo between CPUs."""
-    shared = getattr(args, "tp", 1) * getattr(
-        args, "pp", 1
-    )  # ranks that have one copy of the model
-    if world_size % shared:
-        raise SystemExit(f"{world_size} ranks are no multiple of --tp {args.tp} x --pp {args.pp}")
-    copies = world_size // shared
+    tp, pp = getattr(args, "tp", 1), getattr(args, "pp", 1)
+    if world_size % (tp * pp):
+        raise SystemExit(f"{world_size} ranks are no multiple of --tp {tp} x --pp {pp}")
+    copies = world_size // (tp * pp)
     if args.batch % (copies * args.micro_batch):
         rule = f"a multiple of {copies} copies of the model x --micro-batch {args.micro_batch}"
         raise SystemExit(f"--batch is {args.batch}: it must be {rule}")
@@ -174,11 +173,13 @@ class Job:
 
     def evaluate(self, step, model, held_out, loss_of):
         """The mean loss of the text held out, where it is due; all ranks share the work."""
+        if self.must_evaluate(step):
+            loss = evaluate(model, held_out, loss_of, self.args)
+            self.note_evaluation(step, loss)
+
+    def must_evaluate(self, step):
         every = self.args.evaluate_every
-        if not every or (step + 1) % every and step + 1 != self.args.steps:
-            return
-        loss = evaluate(model, held_out, loss_of, self.args)
-        self.note_evaluation(step, loss)
+        return bool(every) and ((step + 1) % every == 0 or step + 1 == self.args.steps)
 
     def note_evaluation(self, step, loss):
         self.read_pending()  # of the same step
@@ -190,12 +191,7 @@ class Job:
 @torch.no_grad()
 def evaluate(model, held_out, loss_of, args):
     """Over the first --evaluate-batches."""
-    sequences = args.batch * args.evaluate_batches
-    sequences = min(sequences, len(held_out)) // world_size * world_size
-    if not sequences:
-        have = f"{len(held_out)} sequences are held out"
-        raise SystemExit(f"{have}, fewer than {world_size} ranks: raise --held-out")
-    rows = held_out[torch.arange(rank, sequences, world_size)]
+    rows = share_of(held_out, args, rank, world_size)
     total = torch.zeros((), device=device)
     for part in rows.to(device).split(args.micro_batch):
         total += loss_of(model(part[:, :-1]), part[:, 1:]) * len(part)
