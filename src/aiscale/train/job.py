@@ -19,11 +19,11 @@ import torch.distributed as dist
 from aiscale.train.data import share_of
 from aiscale.train.optimizer import rate
 from aiscale.train.presets import shape_of
-from aiscale.train.record import Record
+from aiscale.train.record import Record, check_same_training
 
 
 def find_rank():
-    """(rank, world size, local rank), of torchrun or `aiscale train`, of srun, or of one process."""
+    """(rank, world size, local rank) of torchrun, `aiscale train`, srun, or one process."""
     env = os.environ
     if "RANK" in env:
         return int(env["RANK"]), int(env["WORLD_SIZE"]), int(env.get("LOCAL_RANK", 0))
@@ -40,6 +40,7 @@ if torch.cuda.is_available():  # the n-th rank of a node has its n-th GPU, or th
     device = torch.device("cuda", local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
 
+TRAINER = Path(sys.argv[0]).stem
 told = []  #: the signals that have come
 
 
@@ -53,7 +54,7 @@ signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # see __init__.py
 
 
 def start(args):
-    """Checks the batch, then waits for all ranks; NCCL between GPUs, gloo between CPUs."""
+    """Checks the options, then waits for all ranks; NCCL between GPUs, gloo between CPUs."""
     tp, pp = getattr(args, "tp", 1), getattr(args, "pp", 1)
     if world_size % (tp * pp):
         raise SystemExit(f"{world_size} ranks are no multiple of --tp {tp} x --pp {pp}")
@@ -61,6 +62,7 @@ def start(args):
     if args.batch % (copies * args.micro_batch):
         rule = f"a multiple of {copies} copies of the model x --micro-batch {args.micro_batch}"
         raise SystemExit(f"--batch is {args.batch}: it must be {rule}")
+    check_same_training(args, TRAINER)
     if args.fp64:
         torch.set_default_dtype(torch.float64)
     timeout = timedelta(seconds=args.patience)
@@ -104,12 +106,10 @@ class Job:
         self.flops_per_token = shape_of(args.model).flops_per_token(args.length)
         self.record = None
         if rank == 0:
-            trainer = Path(sys.argv[0]).stem
-            self.record = Record(args, first, world_size, text_digest, trainer)
+            self.record = Record(args, first, world_size, text_digest, TRAINER)
         if first >= args.steps and rank == 0:
-            print(
-                f"{args.save} has seen {first} of --steps {args.steps}: nothing to do", flush=True
-            )
+            seen = f"{args.save} has seen {first} of --steps {args.steps}"
+            print(f"{seen}: nothing to do", flush=True)
 
     def follow(self, batches):
         """The batches, until all steps are done or a signal has come."""

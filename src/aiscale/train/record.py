@@ -21,7 +21,9 @@ import torch
 
 PACKAGES = ("aiscale", "torch", "transformers", "deepspeed", "megatron-core")
 #: A training goes on only with the same value of these.
-LASTING = ("model", "length", "batch", "held_out", "seed", "optimizer", "bf16", "fp64")
+LASTING = "model length batch held_out seed optimizer bf16 fp16 fp64 no_zero1".split()
+#: Trainers whose checkpoints are their library's.
+OWN_CHECKPOINTS = ("zero", "megatron")
 
 
 class Record:
@@ -42,7 +44,7 @@ class Record:
             "versions": versions(),
             "machine": machine(),
         }
-        self.check_same_training(args)
+        self.check_same_text()
         self.write_note()
         self.rewind(first)
         self.metrics = (self.folder / "metrics.jsonl").open("a", buffering=1)
@@ -59,23 +61,12 @@ class Record:
         except OSError:
             pass
 
-    def check_same_training(self, args):
-        """Stops if the folder has another training."""
+    def check_same_text(self):
         file = self.folder / "run.json"
-        if not file.exists():
-            return
-        before = json.loads(file.read_text())
-        other = f"choose another --save than {self.folder}"
-        if "options" not in before:
-            kind = "was written by an earlier aiscale, whose checkpoints this one cannot read"
-            raise SystemExit(f"{file} {kind}: {other}")
-        for name in LASTING:
-            was, wanted = before["options"].get(name), getattr(args, name)
-            if was != wanted:
-                option = "--" + name.replace("_", "-")
-                raise SystemExit(f"{file} has {option} {was}, not {wanted}: {other}, or that value")
+        before = json.loads(file.read_text()) if file.exists() else self.note
         if before["text_sha256"] != self.note["text_sha256"]:
-            raise SystemExit(f"{file}: --text was another text ({before['options']['text']}): {other}")
+            was = f"--text was another text ({before['options']['text']})"
+            raise SystemExit(f"{file}: {was}: choose another --save than {self.folder}")
 
     def rewind(self, first):
         """Drops what a run that was stopped has noted after its last checkpoint."""
@@ -97,6 +88,26 @@ class Record:
 
     def write_note(self):
         write_whole(self.folder / "run.json", json.dumps(self.note, indent=1))
+
+
+def check_same_training(args, trainer):
+    """Stops if the folder of --save has another training, before its weights are read."""
+    file = Path(args.save) / "run.json"
+    if not file.exists():
+        return
+    before = json.loads(file.read_text())
+    other = f"choose another --save than {args.save}"
+    if "options" not in before:
+        kind = "was written by an earlier aiscale, whose checkpoints this one cannot read"
+        raise SystemExit(f"{file} {kind}: {other}")
+    was = before["trainer"]
+    if was != trainer and (was in OWN_CHECKPOINTS or trainer in OWN_CHECKPOINTS):
+        raise SystemExit(f"{file} is of {was}, whose checkpoints {trainer} cannot read: {other}")
+    for name in LASTING:
+        was, wanted = before["options"].get(name, False), getattr(args, name, False)
+        if was != wanted:
+            option = "--" + name.replace("_", "-")
+            raise SystemExit(f"{file} has {option} {was}, not {wanted}: {other}, or that value")
 
 
 def read_metrics(folder, kind="train"):
