@@ -25,7 +25,10 @@ import trainer_diffs  # noqa: E402
 GROWN = [name for name in trainer_diffs.ORIGINS if (TRAIN / f"{name}.py").exists()]
 #: Lines of code that a trainer may add to the learner's script, imports and comments aside.
 MOST_ADDED = {"zero": 25, "radius": 40, "megatron": 60}
-HELPERS = "job ranks watch data model optimizer options presets record refusal sharded_checkpoint command".split()
+HELPERS = (
+    "job ranks watch data model optimizer options presets record refusal normal sharded_checkpoint command".split()
+)
+HELPERS += "megatron_checkpoint megatron_layers megatron_model megatron_weights".split()
 
 
 def run(trainer, *options, ranks=1, status=0, folder, env=None):
@@ -313,15 +316,15 @@ def test_bad_settings_get_one_line(tmp_path, refused):
 
 def test_another_training_in_the_folder_is_refused(tmp_path, refused):
     args = options.options().parse_args(["--save", str(tmp_path / "run")])
-    assert record.other_training(args) is None
-    record.Record(args, 0, 1, "digest", "serial").finish("finished")
-    assert record.other_training(args) is None
-    assert "learns from another text" in refused(record.Record, args, 0, 1, "other", "serial")
+    assert record.other_training(args, 1) is None
+    record.Record(args, 0, 1, "digest").finish("finished")
+    assert record.other_training(args, 1) is None
+    assert "learns from another text" in refused(record.Record, args, 0, 1, "other")
     args.seed = 1
-    assert "has --seed 0, not 1" in record.other_training(args)
+    assert "has --seed 0, not 1" in record.other_training(args, 1)
 
 
 def test_a_run_of_an_earlier_aiscale_is_refused_by_name(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"run": {}, "status": "finished"}))
     args = options.options().parse_args(["--save", str(tmp_path)])
-    assert "holds a run of an earlier aiscale" in record.other_training(args)
+    assert "holds a run of an earlier aiscale" in record.other_training(args, 1)

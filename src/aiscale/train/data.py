@@ -85,3 +85,13 @@ def batches(windows, first: int, args, rank: int, world_size: int):
             order = torch.randperm(len(windows), generator=generator)
             drawn = epoch
         yield step, windows[order[place * size : (place + 1) * size][rank::world_size]]
+
+
+def share_of(held_out, args, rank, world_size, multiple=1):
+    """This rank's part of the first --evaluate-batches: on each rank the same multiple."""
+    together = world_size * multiple
+    sequences = min(args.batch * args.evaluate_batches, len(held_out)) // together * together
+    if not sequences:
+        have = f"{len(held_out)} sequences are held out"
+        refuse(f"{have}, fewer than {together} for {world_size} shares: raise --held-out")
+    return held_out[torch.arange(rank, sequences, world_size)]

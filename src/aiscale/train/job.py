@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from aiscale.train.data import share_of
 from aiscale.train.optimizer import rate
 from aiscale.train.presets import shape_of
 from aiscale.train.ranks import device, rank, told, world_size
@@ -48,8 +47,7 @@ class Job:
         self.flops_per_token = shape_of(args.model).flops_per_token(args.length)
         self.record = None
         if rank == 0:
-            trainer = Path(sys.argv[0]).stem
-            self.record = Record(args, first, world_size, text_digest, trainer)
+            self.record = Record(args, first, world_size, text_digest)
         if first >= args.steps and rank == 0:
             print(f"{args.save} has seen all --steps {args.steps}: nothing to do", flush=True)
 
@@ -115,11 +113,13 @@ class Job:
 
     def evaluate(self, step, model, held_out, loss_of):
         """The mean loss of the text held out, where it is due; all ranks share the work."""
+        if self.must_evaluate(step):
+            loss = evaluate(model, held_out, loss_of, self.args)
+            self.note_evaluation(step, loss)
+
+    def must_evaluate(self, step):
         every = self.args.evaluate_every
-        if not every or (step + 1) % every and step + 1 != self.args.steps:
-            return
-        loss = evaluate(model, held_out, loss_of, self.args)
-        self.note_evaluation(step, loss)
+        return bool(every) and ((step + 1) % every == 0 or step + 1 == self.args.steps)
 
     def note_evaluation(self, step, loss):
         self.read_pending()  # of the same step
@@ -131,12 +131,7 @@ class Job:
 @torch.no_grad()
 def evaluate(model, held_out, loss_of, args):
     """Over the first --evaluate-batches."""
-    sequences = args.batch * args.evaluate_batches
-    sequences = min(sequences, len(held_out)) // world_size * world_size
-    if not sequences:
-        have = f"{len(held_out)} sequences are held out"
-        refuse(f"{have}, fewer than {world_size} ranks: raise --held-out")
-    rows = held_out[torch.arange(rank, sequences, world_size)]
+    rows = share_of(held_out, args, rank, world_size)
     total = torch.zeros((), device=device)
     for part in rows.to(device).split(args.micro_batch):
         total += loss_of(model(part[:, :-1]), part[:, 1:]) * len(part)

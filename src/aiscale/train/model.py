@@ -7,7 +7,6 @@ Shapes: B sequences, T tokens, D width, H heads, V vocabulary.
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import torch
@@ -17,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
+from aiscale.train.normal import normal, slices
 from aiscale.train.presets import presets, shape_of
 from aiscale.train.refusal import refuse
 
@@ -123,47 +123,40 @@ def build(args):
 
 @torch.no_grad()
 def draw(model, args, device):
-    """Gives a model its memory and its first weights; returns it.
-
-    Each number depends on --seed, the tensor's name and the number's place in the whole tensor.
-    So a rank makes its own part only, and all ways to cut the model up make the same one. The
-    lessons' model gets the numbers that it has in the lessons, a folder of transformers its own.
-    """
+    """Gives a model its memory and its first weights; returns it."""
 
     def with_memory(tensor):
         return torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
 
     model._apply(with_memory)
     model.tie_weights()
-    known = _known_weights(args)
-    depth = shape_of(args.model).layers
+    numbers = first_weights(args)
     for name, weight in model.named_parameters():
         part, start = _part_of(weight)
-        if known:
-            place = [slice(at, at + size) for at, size in zip(start, part.shape, strict=True)]
-            part.copy_(known(name)[tuple(place)])
-        elif weight.dim() == 1:
-            part.fill_(1.0 if name.endswith("weight") else 0.0)  # a norm; a bias
-        else:
-            is_output = name.removesuffix(".weight").endswith(OUTPUTS)
-            std = 0.02 / (2 * depth) ** 0.5 if is_output else 0.02  # GPT-2's
-            part.copy_(normal(f"{args.seed} {name}", std, start, part.shape, weight.shape))
+        part.copy_(numbers(name, start, part.shape, weight.shape))
     return model
 
 
-def normal(name, std, start, size, whole):
-    """A part of a tensor of shape `whole` with normal numbers: of shape `size`, from `start` on.
+def first_weights(args):
+    """A function that gives a part of a tensor, of shape `size` from `start` on, its first weights.
 
-    Each row of the tensor has a seed of its own.
+    Each number depends on --seed, the tensor's name and the number's place in the whole tensor.
+    So a rank makes its own part only, and all ways to cut the model up make the same one. The
+    lessons' model gets the numbers that it has in the lessons, a folder of transformers its own.
     """
-    first = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=6).digest(), "big")
-    generator, row = torch.Generator(), torch.empty(whole[1:], dtype=torch.float32)
-    inner = [slice(at, at + length) for at, length in zip(start[1:], size[1:], strict=True)]
-    part = torch.empty(size, dtype=torch.float32)
-    for number in range(size[0]):
-        generator.manual_seed(first + start[0] + number)
-        part[number] = row.normal_(0.0, std, generator=generator)[tuple(inner)]
-    return part
+    known = _known_weights(args)
+    depth = shape_of(args.model).layers
+
+    def numbers(name, start, size, whole):
+        if known:
+            return known(name)[slices(start, size)]
+        if len(whole) == 1:
+            return torch.full(size, 1.0 if name.endswith("weight") else 0.0)  # a norm; a bias
+        is_output = name.removesuffix(".weight").endswith(OUTPUTS)
+        std = 0.02 / (2 * depth) ** 0.5 if is_output else 0.02  # GPT-2's
+        return normal(f"{args.seed} {name}", std, start, size, whole)
+
+    return numbers
 
 
 def _part_of(weight):
@@ -179,8 +172,7 @@ def _known_weights(args):
     """A function that gives a whole tensor by name, or None if weights are to be drawn."""
     if args.model == "tiny":
         torch.manual_seed(args.seed)
-        weights = GPT(shape_of("tiny")).state_dict()
-        return weights.__getitem__
+        return GPT(shape_of("tiny")).state_dict().__getitem__
     files = sorted(Path(args.model).glob("*.safetensors"))
     if not files:
         return None

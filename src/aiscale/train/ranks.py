@@ -61,7 +61,9 @@ def start(args):
     connect(args)
     if world_size > 1:
         watch(args.patience)
-    reason = [other_training(args) if rank == 0 else None]  # rank 0 looks, and all follow
+    reason = [
+        other_training(args, world_size) if rank == 0 else None
+    ]  # rank 0 looks, and all follow
     dist.broadcast_object_list(reason)
     if reason[0]:
         refuse(reason[0])

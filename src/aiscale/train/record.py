@@ -23,18 +23,21 @@ from aiscale.train.refusal import refuse
 
 PACKAGES = ("aiscale", "torch", "transformers", "deepspeed", "megatron-core")
 #: A training goes on only with the same value of these.
-LASTING = ("model", "length", "batch", "held_out", "seed", "optimizer", "bf16", "fp64")
+LASTING = "model length batch held_out seed optimizer bf16 fp16 fp64 no_zero1".split()
+#: Trainers whose checkpoints are their library's.
+OWN_CHECKPOINTS = ("zero", "megatron")
+TRAINER = Path(sys.argv[0]).stem  #: the script that runs
 
 
 class Record:
     """The files of one run."""
 
-    def __init__(self, args, first, world_size, text_digest, trainer):
+    def __init__(self, args, first, world_size, text_digest):
         self.folder = Path(args.save)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.lock()
         self.note = {
-            "trainer": trainer,
+            "trainer": TRAINER,
             "options": vars_of(args),
             "text_sha256": text_digest,
             "world_size": world_size,
@@ -92,7 +95,7 @@ def read_note(folder):
     return json.loads(file.read_text()) if file.exists() else None
 
 
-def other_training(args):
+def other_training(args, world_size):
     """Why the training in --save is another one than these options ask for, or None."""
     before = read_note(args.save)
     if before is None:
@@ -100,8 +103,16 @@ def other_training(args):
     if "options" not in before:
         why = "holds a run of an earlier aiscale, whose checkpoints this one cannot read"
         return f"--save {args.save} {why}: choose another folder"
+    was = before["trainer"]
+    if was != TRAINER and (was in OWN_CHECKPOINTS or TRAINER in OWN_CHECKPOINTS):
+        why = f"is of the trainer {was}, whose checkpoints {TRAINER} cannot read"
+        return f"--save {args.save} {why}: choose another folder"
+    if TRAINER == "zero" and before["world_size"] != world_size:
+        was = before["world_size"]
+        why = f"is of {was} ranks, and DeepSpeed's checkpoints go on with the same number"
+        return f"--save {args.save} {why}: start {was} ranks, or choose another folder"
     for name in LASTING:
-        was, wanted = before["options"].get(name), getattr(args, name)
+        was, wanted = before["options"].get(name, False), getattr(args, name, False)
         if was != wanted:
             option = "--" + name.replace("_", "-")
             return f"--save {args.save} has {option} {was}, not {wanted}: choose another folder"

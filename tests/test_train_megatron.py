@@ -1,0 +1,134 @@
+"""aiscale.train.megatron: every grid trains what aiscale.train.serial trains, and a rank draws its own shard."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aiscale.lesson import scripts
+from aiscale.train.record import read_metrics
+
+ROOT = Path(__file__).parents[1]
+TRAINERS = ROOT / "src/aiscale/train"
+#: Decay and clipping so strong that a wrong group, or a wrong norm, is seen in the next loss.
+STRONG = ("--weight-decay", "0.5", "--clip", "0.5")
+HELD_OUT = ("--held-out", "0.02", "--evaluate-every", "2")
+#: Measured over six steps: 1e-6, the last digit of fp32. Decay of biases would be seen at 5e-5.
+TOLERANCE = 5e-6
+
+
+def run(*command, cwd: Path, paths: str = "") -> subprocess.CompletedProcess:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), paths])}
+    command = [sys.executable, "-m", *map(str, command)]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=600)
+
+
+def train(trainer: str, ranks: int, folder: Path, *options) -> str:
+    """What it printed on standard error."""
+    words = [f"aiscale.train.{trainer}", "--save", folder, *options]
+    if trainer == "megatron":
+        words = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m", *words]
+    done = run(*words, cwd=folder.parent)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def assert_equal(folder: Path, serial: Path, tolerance: float = TOLERANCE) -> None:
+    for kind, name in (("train", "loss"), ("train", "grad_norm"), ("train", "lr"), ("eval", "loss")):
+        ours, theirs = read_metrics(folder, kind), read_metrics(serial, kind)
+        assert [line["step"] for line in ours] == [line["step"] for line in theirs]
+        rel = 10 * tolerance if name == "grad_norm" else tolerance
+        assert [line[name] for line in ours] == pytest.approx([line[name] for line in theirs], rel=rel), name
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What drawn_by_megatron.py found."""
+    done = run("drawn_by_megatron", cwd=tmp_path_factory.mktemp("drawn"), paths=str(ROOT / "tests"))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_each_rank_draws_its_part_of_the_model_that_the_other_trainers_draw(said):
+    ends = {"embedding.word_embeddings.weight", "output_layer.weight"}
+    assert ends <= {name for rank in said["ranks"] for name in rank["names"]}
+    assert [rank["differ"] for rank in said["ranks"]] == [[]] * 16
+
+
+def test_a_rank_draws_within_twice_the_memory_of_its_shard(said):
+    row_bytes = 4 * 4 * 512  # the longest row of a whole matrix, in fp32
+    for rank in said["ranks"]:
+        assert 2_000_000 < rank["shard_bytes"] < rank["peak_bytes"] < 2 * rank["shard_bytes"] + row_bytes
+
+
+def test_what_megatron_core_cannot_do_is_refused_in_a_line(said):
+    for words, line in said["refused"].items():
+        assert all(word in line for word in words.split() if word in ("--fp64", "--compile", "lamb", "3")), line
+        assert line != "not refused" and "\n" not in line, words
+
+
+def test_the_trainer_is_the_lessons_script_and_a_diff():
+    changes = (TRAINERS / "megatron.diff").read_text()
+    grown, learners = TRAINERS / "megatron.py", ROOT / "workshop/your_own/train_megatron.py"
+    assert scripts.changed(learners.read_text(), changes) == grown.read_text()
+    assert sum(line.startswith("+") for line in changes.splitlines()) <= 60
+    assert len(grown.read_text().splitlines()) <= 140
+
+
+@pytest.mark.extended
+def test_a_run_goes_on_in_any_grid_and_equals_serial(tmp_path):
+    folder, serial = tmp_path / "run", tmp_path / "serial"
+    common = (*STRONG, *HELD_OUT, "--warm-up", "2", "--min-lr", "1e-4", "--decay-steps", "6")
+    train("serial", 1, serial, "--steps", "6", *common)
+    train("megatron", 8, folder, "--steps", "2", "--tp", "2", "--pp", "2", *common)
+    grid = ("--tp", "2", "--pp", "1", "--sequence-parallel")
+    train("megatron", 4, folder, "--steps", "4", *grid, *common)
+    train("megatron", 4, folder, "--steps", "5", "--tp", "1", "--pp", "4", "--recompute", *common)
+    newest = max(folder.glob("0*"))
+    assert newest.name == "00000005"
+    file = max(newest.glob("*.distcp"), key=lambda file: file.stat().st_size)
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    said = train("megatron", 1, folder, "--steps", "6", "--tp", "1", "--pp", "1", *common)
+    assert f"{newest.name} is damaged ({file.name} is not what was written): going back" in said
+    # The evaluation after step 4, the last one of the run that was damaged, is taken back with the step.
+    assert [line["step"] for line in read_metrics(folder)] == list(range(6))
+    assert_equal(folder, serial)
+
+
+@pytest.mark.extended
+def test_virtual_stages_and_tied_weights_equal_serial(tmp_path):
+    folder, serial = tmp_path / "run", tmp_path / "serial"
+    common = ("--model", "gpt-c", "--batch", "12", "--lr", "3e-4", *STRONG, *HELD_OUT)
+    train("serial", 1, serial, "--steps", "4", *common)
+    train("megatron", 3, folder, "--steps", "2", "--tp", "1", "--pp", "3", "--virtual-stages", "2", *common)
+    train("megatron", 2, folder, "--steps", "4", "--tp", "2", "--pp", "1", *common)
+    assert_equal(folder, serial)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("precision", ["--bf16", "--fp16"])
+def test_half_precision_is_near_serial_and_resumes(precision, tmp_path):
+    folder, whole, serial = tmp_path / "run", tmp_path / "whole", tmp_path / "serial"
+    train("serial", 1, serial, "--steps", "4")
+    two, one = ("--tp", "2", "--pp", "1"), ("--tp", "1", "--pp", "1")
+    train("megatron", 1, whole, "--steps", "4", *one, precision)
+    train("megatron", 2, folder, "--steps", "2", *two, precision)
+    train("megatron", 1, folder, "--steps", "4", *one, precision)
+    assert_equal(whole, serial, tolerance=0.02)
+    assert_equal(folder, whole, tolerance=5e-3)
+
+
+@pytest.mark.extended
+def test_a_folder_of_another_optimizer_or_trainer_is_refused_before_it_is_read(tmp_path):
+    one = ("--tp", "1", "--pp", "1", "--save-every", "1")
+    train("megatron", 2, tmp_path / "run", "--steps", "1", *one, "--no-zero1")
+    train("serial", 1, tmp_path / "serial", "--steps", "1")
+    for folder, rule in (("run", "has --no-zero1 True, not False"), ("serial", "is of serial, whose checkpoints")):
+        done = run("aiscale.train.megatron", "--save", folder, *one, cwd=tmp_path)
+        assert done.returncode == 1 and f"{folder}/run.json {rule}" in done.stderr
+        assert "Traceback" not in done.stderr
