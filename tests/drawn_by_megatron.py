@@ -6,6 +6,7 @@ each rank's memory while it draws, and what it draws. Then the line with which e
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
 
@@ -91,11 +92,10 @@ def drawn(rank: int, args, ours: dict) -> dict:
 
 
 def refused(words: str) -> str:
-    try:
+    said = io.StringIO()
+    with redirect_stderr(said), suppress(SystemExit):
         check(settings(words))
-    except SystemExit as stop:
-        return str(stop)
-    return "not refused"
+    return said.getvalue()
 
 
 REFUSED = [
