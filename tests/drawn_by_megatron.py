@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import shlex
+from contextlib import redirect_stderr, suppress
 
 import torch
 
