@@ -106,9 +106,9 @@ if __name__ == "__main__":
     parser = options(__doc__)
     parser.add_argument("--tp", type=int, default=2, help="ranks that share each matrix")
     parser.add_argument("--pp", type=int, default=2, help="stages of the pipeline")
-    parser.add_argument("--virtual-stages", type=int, default=1, help="pieces of the model on a rank")
+    parser.add_argument("--virtual-stages", type=int, default=1, help="pieces of the model a rank")
     parser.add_argument("--sequence-parallel", action="store_true", help="tp cuts norms, too")
-    parser.add_argument("--no-zero1", action="store_true", help="each copy has all of Adam's states")
+    parser.add_argument("--no-zero1", action="store_true", help="each copy has all Adam states")
     parser.add_argument("--fp16", action="store_true", help="compute in fp16, scale the loss")
     main(parser.parse_args())
     gc.freeze()  # or Python, when it ends, searches all objects of torch: a second a rank
