@@ -55,7 +55,7 @@ def forward(iterator, model):
 
 
 def compute(micro_batches, model, forward_only=False):
-    """The mean loss of all copies, on all ranks: only the last stage knows it. Also gradients."""
+    """The mean loss over all copies, on all ranks. Also the gradients, unless forward_only."""
     T, iterators = micro_batches[0].shape[1] - 1, [iter(micro_batches) for _ in model]
     schedule = get_forward_backward_func()  # 1F1B, if there are stages
     losses = schedule(
@@ -63,6 +63,7 @@ def compute(micro_batches, model, forward_only=False):
         num_microbatches=len(micro_batches), micro_batch_size=len(micro_batches[0]), seq_length=T,
     )  # fmt: skip
     loss = torch.stack(losses).mean() if losses else torch.zeros((), device=device)
+    # Only the last stage knows it.
     dist.all_reduce(loss, group=parallel_state.get_pipeline_model_parallel_group())
     dist.all_reduce(loss, dist.ReduceOp.AVG, group=parallel_state.get_data_parallel_group())
     return loss
@@ -106,9 +107,9 @@ if __name__ == "__main__":
     parser = options(__doc__)
     parser.add_argument("--tp", type=int, default=2, help="ranks that share each matrix")
     parser.add_argument("--pp", type=int, default=2, help="stages of the pipeline")
-    parser.add_argument("--virtual-stages", type=int, default=1, help="pieces of a rank")
+    parser.add_argument("--virtual-stages", type=int, default=1, help="pieces of the model a rank")
     parser.add_argument("--sequence-parallel", action="store_true", help="tp cuts norms, too")
-    parser.add_argument("--no-zero1", action="store_true", help="all copies have all moments")
+    parser.add_argument("--no-zero1", action="store_true", help="each copy has all Adam states")
     parser.add_argument("--fp16", action="store_true", help="compute in fp16, scale the loss")
     main(parser.parse_args())
     gc.freeze()  # or Python, when it ends, searches all objects of torch: a second a rank
