@@ -25,7 +25,7 @@ import trainer_diffs  # noqa: E402
 GROWN = [name for name in trainer_diffs.ORIGINS if (TRAIN / f"{name}.py").exists()]
 #: Lines of code that a trainer may add to the learner's script, imports and comments aside.
 MOST_ADDED = {"zero": 25, "radius": 40, "megatron": 60}
-HELPERS = """job ranks watch data model optimizer options presets record refusal normal command
+HELPERS = """trained job ranks watch data model optimizer options presets record refusal normal command
 sharded_checkpoint megatron_checkpoint megatron_layers megatron_model megatron_weights""".split()
 
 
@@ -326,3 +326,31 @@ def test_a_run_of_an_earlier_aiscale_is_refused_by_name(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"run": {}, "status": "finished"}))
     args = options.options().parse_args(["--save", str(tmp_path)])
     assert "holds a run of an earlier aiscale" in record.other_training(args, 1)
+
+
+# What comes of a run ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("trainer", ["fsdp", "zero"])
+@pytest.mark.parametrize("model", ["tiny", "gptj-tiny"])
+def test_an_exported_model_has_the_loss_that_training_ended_with(tmp_path, trainer, model):
+    """The next step's loss, of a training that goes on, is the exported model's on the same batch."""
+    options = ("--model", model, "--save", "run")
+    run(trainer, "--steps", 2, *options, ranks=2, folder=tmp_path)
+    command = [sys.executable, "-m", "aiscale", "export", "run", "exported"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    after, _ = run(trainer, "--steps", 3, *options, ranks=2, folder=tmp_path)
+    program = """
+import torch
+from transformers import AutoModelForCausalLM
+from aiscale.train.data import batches, read_windows
+from aiscale.train.options import options
+args = options().parse_args(["--steps", "3"])
+windows, *_ = read_windows(args)
+[(_, rows)] = batches(windows, 2, args, 0, 1)
+logits = AutoModelForCausalLM.from_pretrained("exported")(rows[:, :-1]).logits
+print(torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).item())
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert after[2] == pytest.approx(float(done.stdout.split()[-1]), abs=2e-5)

@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import platform
+import shutil
 import socket
 import sys
 import time
@@ -52,6 +53,9 @@ class Record:
             was = before["options"]["text"]
             refuse(f"--save {self.folder} learns from another text, {was}: choose another folder")
         self.write_note()
+        tokenizer = Path(args.text) / "tokenizer.json"
+        if tokenizer.exists():  # of a folder of `aiscale data prepare`
+            shutil.copyfile(tokenizer, self.folder / tokenizer.name)
         self.rewind(first)
         self.metrics = (self.folder / "metrics.jsonl").open("a", buffering=1)
 

@@ -154,6 +154,8 @@ def load_run(path: str | Path) -> Run:
 def open_trained(path: str | Path) -> tuple[GPT | HFModel, Tokenizer]:
     """(model, tokenizer) of a run folder's newest checkpoint, in fp32."""
     path = Path(path)
+    if _is_of_a_trainer(path):
+        return _open_trainers(path)
     run = load_run(path)
     newest = checkpoint.latest(path / "checkpoints")
     if newest is None:
@@ -163,6 +165,22 @@ def open_trained(path: str | Path) -> tuple[GPT | HFModel, Tokenizer]:
     checkpoint.load_weights(weights, newest)
     model.load_state_dict(weights)
     return model.eval(), Tokenizer.from_json((path / "tokenizer.json").read_text(encoding="utf-8"))
+
+
+def _is_of_a_trainer(path: Path) -> bool:
+    note = path / "run.json"
+    return note.is_file() and "options" in json.loads(note.read_text())
+
+
+def _open_trainers(path: Path):
+    from aiscale.data.tokenizers import learn
+    from aiscale.train.presets import shape_of
+    from aiscale.train.record import read_note
+    from aiscale.train.trained import open_folder
+
+    model, text = open_folder(path)
+    model.config.max_seq_len = shape_of(read_note(path)["options"]["model"]).context
+    return model, Tokenizer.from_json(text) if text else learn("byte", iter(()))
 
 
 def versions() -> dict[str, str]:
