@@ -38,10 +38,13 @@ def _gradients(step: Step, kind: str) -> list[Part]:
         difference = relative(many[name].values, one[name].values)
         if difference > allowed and _is_turned_choice(step, name, many[name], one[name], allowed):
             continue
+        copies_apart = max(many[name].copies.values())
         if difference > allowed:
             bad[name] = (difference, allowed)
-        if max(many[name].copies.values()) > allowed:
-            odd[name] = (max(many[name].copies.values()), allowed)
+        if copies_apart > allowed:
+            odd[name] = (copies_apart, allowed)
+        if kind == "before_clip" and max(difference, copies_apart) <= allowed:
+            step.right_before_clip.add(name)
     if not bad and not odd:
         return []
     shown = odd or bad
@@ -71,7 +74,8 @@ def _missing(step: Step, kind: str) -> list[Part]:
     have, many, one = step.on_many(kind), step.on_many("weights"), step.on_one(kind)
     seen = {name for record in step.records() for name in record[kind]}
     missing = [name for name in one if name in many and name not in have and name not in seen]
-    if not have or not missing:
+    hides_gradients = any(trace["unseen"] for trace in step.many) or kind == "before_clip"
+    if not missing or (not have and hides_gradients):
         return []
     return [
         Part(
@@ -112,9 +116,8 @@ def learning_rate(step: Step) -> list[Part]:
         rates = record["lr"]
         if rates and right and abs(rates[0] - right[0]) > 1e-9 * abs(right[0]):
             where = f"{rates[0]:.3g}, on one rank {right[0]:.3g}"
-            cause = causes.of_learning_rate(
-                rates[0] / right[0] if right[0] else float("inf"), len(step.many)
-            )
+            factor = rates[0] / right[0] if right[0] else float("inf")
+            cause = causes.of_learning_rate(factor, len(step.many), step.number > 0)
             return [Part(step.number, "learning rate", where, cause, ranks=f"rank {rank}")]
     return []
 

@@ -9,7 +9,7 @@ weights."""
 
 from __future__ import annotations
 
-from aiscale.measure.referee import backward, forward, habits, names, order
+from aiscale.measure.referee import backward, forward, habits, names, order, samples
 from aiscale.measure.referee.step import Step
 from aiscale.measure.referee.verdict import Part, Verdict
 
@@ -23,8 +23,9 @@ def compare(many: list[dict], one: list[dict], noisy: list[dict], resumed: bool 
         return verdict
     if not resumed:
         names.match(many, one)
+    dim = samples.dim_of_samples(many, one) if complete > 0 else 0
     for number in range(complete):
-        step = Step(number, many, one, noisy, verdict, resumed)
+        step = Step(number, many, one, noisy, verdict, resumed, dim)
         parts = _parts_of(step)
         verdict.steps = number + 1
         if parts:
@@ -36,7 +37,7 @@ def compare(many: list[dict], one: list[dict], noisy: list[dict], resumed: bool 
             )
             break
     if not resumed and complete > 0:
-        habits.look(many, one, verdict)
+        habits.look(many, one, verdict, dim)
     if not verdict.first and not (verdict.compared["gradients"] or verdict.compared["updates"]):
         verdict.unknown = "no gradient and no update could be compared"
     is_half = any("half precision" in trace["notes"] for trace in one)

@@ -12,7 +12,8 @@ def of_gradients(step: Step, kind: str, bad: dict, odd: dict) -> tuple[Cause, st
     """(cause, which ranks). `odd`: gradients of which ranks have different copies."""
     if odd:
         return _of_different_copies(step, kind, odd)
-    for look in (_of_one_factor, _of_tied_copies, _of_old_gradients, _of_own_factors):
+    looks = (_of_one_factor, _of_tied_copies, _of_old_gradients, _of_own_factors)
+    for look in (*looks, _of_lost_micro_batches):
         cause = look(step, kind, bad)
         if cause:
             return cause, "all ranks"
@@ -72,6 +73,10 @@ def _of_one_factor(step: Step, kind: str, bad: dict) -> Cause | None:
     factor = sum(factors) / len(factors)
     if max(factors) - min(factors) > 1e-3 * abs(factor):
         return None
+    if kind == "grad" and set(bad) <= set(step.right_before_clip):
+        words = f"right before it is clipped, {factor:.4g} times as large after it"
+        words = f"{words}: clipped by another norm, or to another number"
+        return Cause(words, "is it clipped by the norm of the whole model's gradient?", WRONG)
     return _read_factor(step, factor, _right_on_average(step, bad))
 
 
@@ -132,6 +137,18 @@ def _of_old_gradients(step: Step, kind: str, bad: dict) -> Cause | None:
             return None
     words = "it still contains the gradient of the step before"
     return Cause(words, "call optimizer.zero_grad() each step", WRONG)
+
+
+def _of_lost_micro_batches(step: Step, kind: str, bad: dict) -> Cause | None:
+    """zero_grad between micro-batches: on one rank, too, what is used is not what came out."""
+    used, came_out = step.on_one(kind), step.on_one("local")
+    if kind != "before_clip" or max(micro_batches(step)) < 2:
+        return None
+    for name in bad:
+        if name not in came_out or is_multiple(used[name].values, came_out[name].values):
+            return None
+    words = "it does not contain all micro-batches, on one rank neither"
+    return Cause(words, "call zero_grad() once a step, not for each micro-batch", WRONG)
 
 
 def _of_own_factors(step: Step, kind: str, bad: dict) -> Cause | None:

@@ -4,18 +4,21 @@ a warning."""
 from __future__ import annotations
 
 import math
+from collections import Counter
+
+import torch
 
 from aiscale.measure.referee import samples
 from aiscale.measure.referee.verdict import Verdict
 
 
-def look(many: list[dict], one: list[dict], verdict: Verdict) -> None:
+def look(many: list[dict], one: list[dict], verdict: Verdict, dim_of_samples: int = 0) -> None:
     if len(many) < 2:
         return
-    for habit in (same_samples, sends_each_micro_batch, repeated_epoch, same_masks, untied):
-        words = habit(many, one)
-        if words:
-            verdict.warnings.append(words)
+    read = samples.counts(samples.calls_with_samples(many, 0, dim_of_samples))
+    found = [same_samples(many, read), sends_each_micro_batch(many), repeated_epoch(many)]
+    found += [same_masks(many, read), untied(many, one), learns_nothing(many)]
+    verdict.warnings += [words for words in found if words]
 
 
 def is_sharded(many: list[dict]) -> bool:
@@ -29,16 +32,15 @@ def is_sharded(many: list[dict]) -> bool:
     return any(mine != held[0] for mine in held)
 
 
-def same_samples(many: list[dict], one: list[dict]) -> str:
+def same_samples(many: list[dict], read: list[Counter]) -> str:
     """All ranks compute the whole batch: N times the work, for the same result."""
-    read = samples.counts(samples.calls_with_samples(many, 0))
     if is_sharded(many) or not read[0] or any(mine != read[0] for mine in read):
         return ""
     words = f"all {len(many)} ranks compute the same {len(read[0])} samples"
     return f"{words}: nothing is gained. No sampler?"
 
 
-def sends_each_micro_batch(many: list[dict], one: list[dict]) -> str:
+def sends_each_micro_batch(many: list[dict]) -> str:
     """Gradients that are sent after each micro-batch, where once a step is enough."""
     first = many[0]["steps"][0]
     micro_batches = len(first["losses"])
@@ -53,7 +55,7 @@ def sends_each_micro_batch(many: list[dict], one: list[dict]) -> str:
     return f"{words}: no_sync() sends them once"
 
 
-def repeated_epoch(many: list[dict], one: list[dict]) -> str:
+def repeated_epoch(many: list[dict]) -> str:
     """An epoch in the order of the one before: DistributedSampler.set_epoch is not called."""
     orders = []
     for step in many[0]["steps"]:
@@ -67,9 +69,8 @@ def repeated_epoch(many: list[dict], one: list[dict]) -> str:
     return ""
 
 
-def same_masks(many: list[dict], one: list[dict]) -> str:
+def same_masks(many: list[dict], read: list[Counter]) -> str:
     """Dropout: ranks with different samples begin with the same state of the generator."""
-    read = samples.counts(samples.calls_with_samples(many, 0))
     states = [trace["steps"][0]["generator"] for trace in many]
     for rank, state in enumerate(states):
         for other in range(rank):
@@ -91,3 +92,16 @@ def untied(many: list[dict], one: list[dict]) -> str:
                 words = f"{' and '.join(names)} are one tensor on one rank"
                 return f"{words}, and copies on rank {trace['rank']}"
     return ""
+
+
+def learns_nothing(many: list[dict]) -> str:
+    """Optimizers that were given other tensors than the model has: those before fully_shard."""
+    steps = many[0]["steps"]
+    first, last = steps[0]["weights"], steps[-1]["weights"]
+    kept = [name for name in first if name in last]
+    if not kept or all(rate == 0 for step in steps for rate in step["lr"]):
+        return ""
+    if any(not torch.equal(first[name]["values"], last[name]["values"]) for name in kept):
+        return ""
+    words = "the optimizer's steps change no weight of the model: does it have other tensors?"
+    return f"{words} Make it after fully_shard, and after all that replaces parameters"

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiscale.measure.referee import order, trace
+from aiscale.measure.referee import order, tasks, trace
 from aiscale.measure.referee.compare import compare
 from aiscale.measure.referee.runs import Job, Run, wait
 from aiscale.measure.referee.shards import wholes
@@ -31,8 +31,11 @@ class Question:
     limit_s: float = 120.0  #: for each run
     #: Another script and its arguments as the reference on one rank.
     against: tuple[Path, tuple[str, ...]] | None = None
+    #: Further arguments of the reference on one rank.
+    reference_arguments: tuple[str, ...] = ()
     #: Further arguments with which the script stops early, to be started again without them.
     resume: tuple[str, ...] = ()
+    resume_ranks: int = 0  #: of the second part; 0: as many as of the first
 
 
 class _Runs:
@@ -49,6 +52,8 @@ class _Runs:
         script, arguments = question.script, question.arguments
         if ranks == 1 and question.against:
             script, arguments = question.against
+        if ranks == 1:
+            arguments = (*arguments, *question.reference_arguments)
         job = Job(script, (*arguments, *more), ranks, question.steps, **watched)
         return Run(job, self.top / name, work)
 
@@ -66,16 +71,19 @@ class _Runs:
         self.finish(f"{self.question.ranks} ranks, unwatched", run)
         return run
 
-    def reference(self, name: str, ranks: int = 1, **given: Path) -> tuple[Run, Run]:
-        one = self.start(name, ranks, **given)
-        noisy = self.start(f"{name}-noisy", ranks, noise=True, **given)
+    def reference(
+        self, name: str, ranks: int = 1, more: tuple[str, ...] = (), **given: Path
+    ) -> tuple[Run, Run]:
+        one = self.start(name, ranks, more, **given)
+        noisy = self.start(f"{name}-noisy", ranks, more, noise=True, **given)
         self.finish(f"reference, ranks: {ranks}, with and without rounding noise", one, noisy)
         return one, noisy
 
 
 def judge(question: Question, tell: Callable[[str], None] = lambda words: None) -> Verdict:
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="aiscale-referee-") as top:
+    private = tempfile.TemporaryDirectory(prefix="aiscale-referee-")
+    with tasks.shared_folder() if tasks.count() > 1 else private as top:
         look = _judge_resume if question.resume else _judge
         verdict = look(_Runs(question, Path(top), tell))
     verdict.seconds = time.monotonic() - began
@@ -139,7 +147,7 @@ def _judge_resume(runs: _Runs) -> Verdict:
 
 def _of_failed_ranks(many: list[dict], complaints: list[str]) -> Verdict:
     verdict = Verdict(len(many))
-    verdict.first = order.first_difference(many, [])
+    verdict.first = order.steps_left_out(many) or order.first_difference(many, [])
     if verdict.first is None:
         verdict.unknown = f"the script failed on {len(many)} ranks: {'; '.join(complaints[:3])}"
     else:

@@ -1,7 +1,8 @@
 """Watches models: which samples a call computes, and what each module puts out for each sample.
 
 B samples of a call. An activation is kept if its first dim is B, or its second, as in Megatron's
-(T, B, D)."""
+(T, B, D). An input may be (B, T) or (T, B), as torch's recurrent modules take it: the hashes of its
+columns are kept too, and `samples` finds out which of both are samples."""
 
 from __future__ import annotations
 
@@ -92,7 +93,15 @@ class Watcher:
         key = _what_tells_samples_apart(given)
         rows = [] if key is None else hashes_of_rows(key)
         length = key.shape[1] if key is not None and key.dim() > 1 else None
-        self.call = {"rows": rows, "length": length, "activations": [], "out": [], "used": False}
+        columns = hashes_of_rows(key.transpose(0, 1)) if length is not None else []
+        self.call = {
+            "rows": rows,
+            "columns": columns,
+            "length": length,
+            "activations": [],
+            "out": [],
+            "used": False,
+        }
         self.recorder.step["calls"].append(self.call)
 
     def _register(self, root) -> None:

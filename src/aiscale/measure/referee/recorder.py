@@ -57,6 +57,7 @@ class Recorder:
         self.digests: list[str] = []  #: of the weights after each optimizer step
         self.unseen: set[str] = set()  #: optimizers whose tensors are no parameters of a model
         self.notes: set[str] = set()
+        self.orders: list[tuple[int, str]] = []  #: (length, digest) of what torch.randperm drew
         self.batches: list | None = None  #: (epoch, batch) that DataLoaders have yielded
         self.stepped = False
         self.connected = False  #: whether ranks have a process group when they learn
@@ -154,6 +155,7 @@ class Recorder:
             "connected": self.connected,
             "unseen": sorted(self.unseen),
             "notes": sorted(self.notes),
+            "orders": self.orders,
             "traffic": {operation: count.payload_bytes for operation, count in self.sent.items()},
             "libraries": [name for name in libraries if name in sys.modules],
         }

@@ -31,7 +31,9 @@ class Step:
         noisy: list[dict],
         verdict: Verdict,
         resumed=False,
+        dim_of_samples=0,
     ):
+        self.dim_of_samples = dim_of_samples
         self.resumed = resumed  #: `many` has a restart, `one` is the same on the same ranks without
         self.number, self.many, self.one, self.noisy, self.verdict = (
             number,
@@ -41,6 +43,7 @@ class Step:
             verdict,
         )
         self.choices: set[str] = set()  #: gradients in which rounding has turned a choice
+        self.right_before_clip: set[str] = set()  #: gradients that agree before they are clipped
         self._wholes: dict = {}
 
     def on_many(
@@ -72,7 +75,7 @@ class Step:
     def calls(self) -> tuple[list, list, list]:
         """Of the many ranks, of one, and of one with noise."""
         return tuple(
-            samples.calls_with_samples(each, self.number)
+            samples.calls_with_samples(each, self.number, self.dim_of_samples)
             for each in (self.many, self.one, self.noisy)
         )
 
@@ -85,7 +88,8 @@ class Step:
         """The samples of earlier steps."""
         found: set[str] = set()
         for number in range(self.number):
-            for mine in samples.counts(samples.calls_with_samples(self.many, number)):
+            calls = samples.calls_with_samples(self.many, number, self.dim_of_samples)
+            for mine in samples.counts(calls):
                 found |= set(mine)
         return found
 

@@ -24,6 +24,7 @@ _BLOCK = 2**20  #: entries sketched at a time
 #: Of a rank that left no trace.
 EMPTY = {"ended": "lost", "steps": [], "modules": [], "tied": [], "losses": [], "digests": []}
 EMPTY |= {"unseen": [], "notes": [], "libraries": [], "traffic": {}, "connected": False}
+EMPTY |= {"orders": []}
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
