@@ -43,8 +43,8 @@ def _gradients(step: Step, kind: str) -> list[Part]:
             bad[name] = (difference, allowed)
         if copies_apart > allowed:
             odd[name] = (copies_apart, allowed)
-        if kind == "before_clip" and max(difference, copies_apart) <= allowed:
-            step.right_before_clip.add(name)
+        if max(difference, copies_apart) <= allowed:
+            step.right[kind].add(name)
     if not bad and not odd:
         return []
     shown = odd or bad
@@ -86,6 +86,14 @@ def _missing(step: Step, kind: str) -> list[Part]:
             ranks="all ranks",
         )
     ]
+
+
+def most_agree(step: Step) -> bool:
+    """Whether more than half of the gradients agree: then the loss has not made the others
+    wrong."""
+    kind = "before_clip" if step.on_one("before_clip") else "grad"
+    compared = set(step.on_one(kind)) & set(step.on_many(kind))
+    return len(step.right[kind]) > len(compared) / 2
 
 
 def copies(step: Step) -> list[Part]:

@@ -3,12 +3,15 @@ other."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aiscale.measure.referee.shards import ratio
 from aiscale.measure.referee.step import Step
 from aiscale.measure.referee.verdict import Cause
 
 DDP, FSDP, TENSOR, WRONG = "03_ddp", "05_fsdp", "06_tensor_pipeline", "09_when_it_goes_wrong"
 
+DIVIDE_BY_MICRO_BATCHES = "divide each micro-batch's loss by their number"
 NO_GRADIENT = Cause(
     "it has no gradient on many ranks", "is the part of the model that uses it run, and not frozen?"
 )
@@ -71,15 +74,10 @@ def of_loss(factor: float, step: Step) -> Cause:
     if alone and here and here != alone and abs(factor * alone / here - 1) < 1e-3:
         words = f"{here} micro-batches a rank, {alone} on one rank"
         words = f"{words}: the loss is not divided by their number"
-        return Cause(
-            words + two_readings(step), "divide each micro-batch's loss by their number", DDP
-        )
+        return or_by_ranks(Cause(words, DIVIDE_BY_MICRO_BATCHES, DDP), step)
     for reading in (step.data_ranks, 1 / step.data_ranks):
         if step.data_ranks > 1 and abs(factor / reading - 1) < 1e-3:
-            return Cause(
-                "the loss is off by the number of ranks" + two_readings(step),
-                "scale it once, or not at all",
-            )
+            return Cause("the loss is off by the number of ranks", "scale it once, or not at all")
     counts = [sum(record["tokens"]) for record in step.records() if record["losses"]]
     if _is_mean_of_means(step):
         words = f"the ranks' means go over {counts} tokens: a mean of means weighs them wrongly"
@@ -88,6 +86,11 @@ def of_loss(factor: float, step: Step) -> Cause:
     if len(set(shares)) > 1:
         words = f"the ranks' means go over {shares} samples: a mean of means weighs them wrongly"
         return Cause(words, "equal shares, or the sum divided by the samples of all ranks", DDP)
+    held = {name for record in step.records() for name in record["weights"]}
+    missing = sorted(set(step.on_one("weights")) - held)
+    if missing:
+        words = f"no rank has {', '.join(missing[:3])}: is a layer missing?"
+        return Cause(words, "deal out all layers, those that remain of a division too", TENSOR)
     return Cause("outputs of the model agree: the loss is computed or scaled otherwise")
 
 
@@ -128,12 +131,14 @@ def micro_batches(step: Step) -> tuple[int, int]:
     return here, len(step.alone["losses"])
 
 
-def two_readings(step: Step) -> str:
+def or_by_ranks(cause: Cause, step: Step) -> Cause:
     """Where N ranks have N times fewer micro-batches, one factor may have either reason."""
     here, alone = micro_batches(step)
-    if here and alone == here * step.data_ranks and step.data_ranks > 1:
-        return "; or by the number of ranks, the same factor here: try another micro-batch"
-    return ""
+    if step.data_ranks < 2 or not here or alone != here * step.data_ranks:
+        return cause
+    words = f"{cause.words}; or by the number of ranks, the same factor here"
+    remedy = "another micro-batch on one rank, by --reference-args, tells which"
+    return replace(cause, words=words, remedy=remedy, is_open=True)
 
 
 def of_learning_rate(factor: float, ranks: int, is_later: bool) -> Cause:

@@ -62,9 +62,14 @@ def _parts_of(step: Step) -> list[Part]:
     inputs = forward.initial_weights(step) + forward.samples_read(step)
     if inputs and inputs[0].is_input:
         return inputs[:1] + backward.copies(step)
-    ahead = forward.activations(step) + forward.loss(step)
+    ahead, loss = forward.activations(step), forward.loss(step)
     back = backward.gradients(step) + backward.learning_rate(step) + backward.states(step)
     after = backward.next_weights(step)
+    if not backward.most_agree(step):
+        ahead, loss = ahead + loss, []
+    for part in loss:  # such as the part of the loss that each rank has of a sequence
+        words = f"loss: {part.where}; most gradients agree all the same"
+        step.verdict.not_compared.append(words)
     if ahead and not (inputs or back or after):
         # Gradients and weights agree: what differs is not used, or is no row of a sample.
         for part in ahead:

@@ -71,10 +71,7 @@ class Recorder:
         return self.steps[-1]
 
     def _new_step(self) -> None:
-        kinds = ("weights", "buffers", "local", "before_clip", "grad", "states")
-        lists = ("calls", "losses", "tokens", "lr")
-        step = {kind: {} for kind in kinds} | {kind: [] for kind in lists}
-        self.steps.append(step | {"generator": None})
+        self.steps.append(trace.empty_step())
 
     def model_called(self) -> None:
         """A model is called: after an optimizer's step this begins the next step."""
@@ -83,6 +80,7 @@ class Recorder:
             self.stepped = False
         if not self.step["weights"]:
             self.weigh()
+            self.step["generators"] = generators()
 
     def weigh(self) -> None:
         for name, tensor in self.parameters:
@@ -159,6 +157,17 @@ class Recorder:
             "traffic": {operation: count.payload_bytes for operation, count in self.sent.items()},
             "libraries": [name for name in libraries if name in sys.modules],
         }
+
+
+def generators() -> dict[str, str]:
+    """Digests of the states from which random numbers are drawn."""
+    states = {"torch": torch.get_rng_state().numpy().tobytes(), "random": random.getstate()}
+    if "numpy" in sys.modules:
+        states["numpy"] = sys.modules["numpy"].random.get_state(legacy=True)[1:3]
+    found = {}
+    for name, state in states.items():
+        found[name] = hashlib.sha1(state if isinstance(state, bytes) else repr(state).encode())
+    return {name: digest.hexdigest()[:12] for name, digest in found.items()}
 
 
 def seed(rank: int) -> None:

@@ -60,7 +60,29 @@ def calls_with_samples(traces: list[dict], step: int, dim: int = 0) -> list[list
         found.append(
             [call | {"samples": [origin.get(row, row) for row in call["rows"]]} for call in kept]
         )
+    for trace, mine in zip(traces[1:], found[1:], strict=True):
+        if _is_later_stage(trace, traces[0]) and not _flat_rows(mine) & set(origin):
+            _align_in_order(mine, found[0])
     return found
+
+
+def _is_later_stage(trace: dict, first: dict) -> bool:
+    """Whether it has weights, and none of those of the first rank."""
+    weights = set(trace["steps"][0]["weights"])
+    return bool(weights) and not weights & set(first["steps"][0]["weights"])
+
+
+def _flat_rows(calls: list[dict]) -> set[str]:
+    return {row for call in calls for row in call["rows"]}
+
+
+def _align_in_order(calls: list[dict], first_stage: list[dict]) -> None:
+    """A stage that was given other bits than the stage before has put out: take its samples to come
+    in the same order."""
+    if [len(call["rows"]) for call in calls] != [len(call["rows"]) for call in first_stage]:
+        return
+    for call, before in zip(calls, first_stage, strict=True):
+        call["samples"] = before["samples"]
 
 
 def _flat(calls: list[list[dict]]) -> list[dict]:

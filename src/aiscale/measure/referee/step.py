@@ -43,7 +43,8 @@ class Step:
             verdict,
         )
         self.choices: set[str] = set()  #: gradients in which rounding has turned a choice
-        self.right_before_clip: set[str] = set()  #: gradients that agree before they are clipped
+        #: The gradients that agree, before they are clipped and as the optimizer uses them.
+        self.right: dict[str, set[str]] = {"before_clip": set(), "grad": set()}
         self._wholes: dict = {}
 
     def on_many(

@@ -27,6 +27,16 @@ EMPTY |= {"unseen": [], "notes": [], "libraries": [], "traffic": {}, "connected"
 EMPTY |= {"orders": []}
 
 
+def empty_step() -> dict:
+    """Of a step in which a rank has done nothing yet."""
+    step: dict = {}
+    for kind in ("weights", "buffers", "local", "before_clip", "grad", "states", "generators"):
+        step[kind] = {}
+    for kind in ("calls", "losses", "tokens", "lr"):
+        step[kind] = []
+    return step | {"generator": None}
+
+
 def wide(tensor: torch.Tensor) -> torch.Tensor:
     """A copy on the CPU, in fp64 if it was fp64, else in fp32."""
     kind = torch.float64 if tensor.dtype == torch.float64 else torch.float32
