@@ -121,7 +121,8 @@ def test_shards_are_put_together_and_sketches_of_shards_add_up():
 def test_the_referee_needs_torch_alone():
     """Of what it imports, all is torch's, Python's or its own."""
     code = "import sys, torch, torch._dynamo, torch.distributed.tensor; before = set(sys.modules)\n"
-    code += "import aiscale.cli, aiscale.measure.referee.command, aiscale.measure.referee.probe\n"
+    code += "import aiscale.cli, aiscale.traffic, aiscale.measure.referee.command\n"
+    code += "import aiscale.measure.referee.probe\n"
     code += "from aiscale.measure.referee import collectives, gradients, inputs, loaders, modules\n"
     code += "from aiscale.measure.referee import optimizers, recorder\n"
     code += "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
