@@ -15,7 +15,7 @@ from aiscale.measure.referee.compare import compare
 from aiscale.measure.referee.question import Runs
 from aiscale.measure.referee.runs import Run
 from aiscale.measure.referee.shards import wholes
-from aiscale.measure.referee.verdict import Cause, Verdict
+from aiscale.measure.referee.verdict import Cause, Part, Verdict
 
 
 def from_equal_inputs(
@@ -24,15 +24,15 @@ def from_equal_inputs(
     """Where one rank begins with other weights or reads other batches: give it those of many."""
     given: dict[str, Path] = {}
     told = []
-    while verdict.first and verdict.first.is_input:
-        more = _inputs_of(runs, many_run, many, one, verdict.first.what)
+    while different := _different_input(verdict):
+        more = _inputs_of(runs, many_run, many, one, different.what)
         if not more or set(more) <= set(given):
             break
         given |= more
         one_again, noisy = runs.reference(f"one-with-{'-'.join(given)}", **given)
         if one_again.complaints() or noisy.complaints():
             break
-        told.append(verdict.first)
+        told.append(different)
         verdict = compare(many, one_again.traces(), noisy.traces())
         if "weights" in given and _keeps_weights_of_its_own(one, verdict):
             verdict.unknown = (
@@ -40,6 +40,13 @@ def from_equal_inputs(
             )
     verdict.given = told + verdict.given
     return verdict
+
+
+def _different_input(verdict: Verdict) -> Part | None:
+    """What makes all that follows incomparable, even if copies on the ranks have drifted apart."""
+    if verdict.first and verdict.first.is_input:
+        return verdict.first
+    return verdict.given[-1] if verdict.given else None
 
 
 def _keeps_weights_of_its_own(one: list[dict], verdict: Verdict) -> bool:

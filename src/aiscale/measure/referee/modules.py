@@ -41,7 +41,8 @@ def hashes_of_rows(tensor: torch.Tensor) -> list[str]:
 
 
 def _hash(row: torch.Tensor) -> str:
-    return hashlib.sha1(row.contiguous().flatten().view(torch.uint8).numpy()).hexdigest()[:12]
+    copied = row.flatten().clone(memory_format=torch.contiguous_format)
+    return hashlib.sha1(copied.view(torch.uint8).numpy()).hexdigest()[:12]
 
 
 def is_plain_float(output) -> bool:
