@@ -609,7 +609,7 @@ REPORTS = {
         ),
         "gradient",
         "weight",
-        "times",
+        "by another number",
         ranks=2,
     ),
 }

@@ -148,6 +148,8 @@ class Watcher:
     def _keep(self, module, output) -> None:
         name = self.recorder.modules.get(id(module))
         for tensor in tensors_in(output)[:2]:
+            if tensor.dtype in (torch.bfloat16, torch.float16):
+                self.recorder.notes.add("half precision")
             rows = self._by_sample(tensor) if tensor.is_floating_point() else None
             if rows is not None and name is not None:
                 self.call["activations"].append((name, type(module).__name__, rows))

@@ -50,7 +50,16 @@ class Step:
     def on_many(
         self, kind: str, step: int | None = None, reduce: str = "first"
     ) -> dict[str, Whole]:
-        return self._put_together("many", self.many, kind, step, reduce)
+        found = self._put_together("many", self.many, kind, step, reduce)
+        alone, kept = self.on_one(kind, step), {}
+        for name, whole in found.items():
+            if name not in alone or whole.values.shape == alone[name].values.shape:
+                kept[name] = whole
+            else:  # a slice without a mark, that equals no slice of the whole
+                shapes = f"{tuple(whole.values.shape)}, on one rank "
+                shapes += f"{tuple(alone[name].values.shape)}"
+                self.verdict.not_compared.append(f"{name}: its shape is {shapes}")
+        return kept
 
     def on_one(self, kind: str, step: int | None = None) -> dict[str, Whole]:
         return self._put_together("one", self.one, kind, step, "first")
