@@ -615,6 +615,9 @@ REPORTS = {
 }
 
 
+#: Reports that the referee does not see: one rank that is given the ranks' batches does the same.
+#: It tells only that the ranks read other samples than one rank alone.
+NOT_SEEN = ("trainer: data made by each rank", "accelerate: the last batch filled up")
 #: Files of workshop/clinic/others -> the report whose fault they have.
 GIVEN_OUT = {
     "01_loop.py": "plain: a copy is reduced",

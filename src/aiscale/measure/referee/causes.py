@@ -91,6 +91,8 @@ def of_loss(factor: float, step: Step) -> Cause:
     if missing:
         words = f"no rank has {', '.join(missing[:3])}: is a layer missing?"
         return Cause(words, "deal out all layers, those that remain of a division too", TENSOR)
+    if not step.verdict.compared["activations"]:
+        return Cause("the loss, or what it is computed from: no output could be compared")
     return Cause("outputs of the model agree: the loss is computed or scaled otherwise")
 
 

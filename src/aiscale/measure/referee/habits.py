@@ -16,25 +16,31 @@ def look(many: list[dict], one: list[dict], verdict: Verdict, dim_of_samples: in
     if len(many) < 2:
         return
     read = samples.counts(samples.calls_with_samples(many, 0, dim_of_samples))
-    found = [same_samples(many, read), sends_each_micro_batch(many), repeated_epoch(many)]
+    found = [repeated_epoch(many)]
+    if not is_sharded(many, one):
+        found += [same_samples(many, read), sends_each_micro_batch(many)]
     found += [same_masks(many, read), untied(many, one), learns_nothing(many)]
     verdict.warnings += [words for words in found if words]
 
 
-def is_sharded(many: list[dict]) -> bool:
+def is_sharded(many: list[dict], one: list[dict]) -> bool:
     """Whether ranks hold different parts of the model, and so may read the same samples."""
-    held = []
+    held, whole = [], one[0]["steps"][0]["weights"]
     for trace in many:
         weights = trace["steps"][0]["weights"]
-        if any(piece["size"] != piece["shape"] for piece in weights.values()):
+        if trace.get("has_slices"):
             return True
+        for name, piece in weights.items():
+            right = whole.get(name, piece)
+            if piece["size"] != piece["shape"] or piece["shape"] != right["shape"]:
+                return True
         held.append({name: piece["shape"] for name, piece in weights.items()})
     return any(mine != held[0] for mine in held)
 
 
 def same_samples(many: list[dict], read: list[Counter]) -> str:
     """All ranks compute the whole batch: N times the work, for the same result."""
-    if is_sharded(many) or not read[0] or any(mine != read[0] for mine in read):
+    if not read[0] or any(mine != read[0] for mine in read):
         return ""
     words = f"all {len(many)} ranks compute the same {len(read[0])} samples"
     return f"{words}: nothing is gained. No sampler?"
@@ -45,14 +51,21 @@ def sends_each_micro_batch(many: list[dict]) -> str:
     first = many[0]["steps"][0]
     micro_batches = len(first["losses"])
     steps = sum(bool(step["losses"]) for step in many[0]["steps"])
-    values = sum(math.prod(piece["size"]) for piece in first["weights"].values())
-    if is_sharded(many) or micro_batches < 2 or not steps or not values or not first["grad"]:
+    weights_bytes = sum(_bytes(piece) for piece in first["weights"].values())
+    if micro_batches < 2 or not steps or not weights_bytes or not first["grad"]:
         return ""
-    sent = many[0]["traffic"].get("all_reduce", 0) / steps / (4 * values)
+    sent = many[0]["traffic"].get("all_reduce", 0) / steps / weights_bytes
     if sent < 0.7 * micro_batches:
         return ""
     words = f"gradients are sent {sent:.1f} times a step, for {micro_batches} micro-batches"
     return f"{words}: no_sync() sends them once"
+
+
+def _bytes(piece: dict) -> int:
+    """Of a weight in fp64, or else in fp32."""
+    numbers = math.prod(piece["size"])
+    is_whole = piece["values"].numel() == numbers
+    return numbers * (8 if is_whole and piece["values"].dtype == torch.float64 else 4)
 
 
 def repeated_epoch(many: list[dict]) -> str:

@@ -13,6 +13,8 @@ def steps_left_out(many: list[dict]) -> Part | None:
     """A rank that takes fewer optimizer steps than others, as it does if only rank 0 takes any.
 
     Ranks that wait for each other are at most one step apart."""
+    if any(trace["ended"] == "lost" for trace in many):
+        return None  # what it has done is not known
     taken = [len(trace["digests"]) for trace in many]
     if max(taken) - min(taken) < 2:
         return None
