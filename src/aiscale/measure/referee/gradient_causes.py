@@ -204,7 +204,7 @@ def _of_own_factors(step: Step, kind: str, bad: dict) -> Cause | None:
         return None
     numbers = ", ".join(f"{factor:.3g}" for factor in factors)
     words = f"each rank has multiplied its slices by another number, {numbers}"
-    words = f"{words}: by the norm of its own slices, or a number of its own"
+    words = f"{words}: clipped by the norm of its own slices, or by a number of its own"
     remedy = "clip by the norm of the whole gradient: add the squares of all ranks before the root"
     return Cause(words, remedy, FSDP)
 
