@@ -86,7 +86,12 @@ FAULTS = {
         "for 4 micro-batches"
     ),
     "not_divided": Fault(
-        "train_ddp.py", ((" / len(micro_batches)\n", "\n"),), "loss", "not divided by their number"
+        "train_ddp.py", ((" / len(micro_batches)\n", "\n"),), "loss",
+        "with --micro-batch 4 on one rank it is gone"
+    ),
+    "divided_by_ranks_too": Fault(
+        "train_ddp.py", ((" / len(micro_batches)\n", " / len(micro_batches) / world_size\n"),), "loss",
+        "off by the number of ranks: with --micro-batch 4 on one rank it is the same"
     ),
     "sent_too_early": Fault(
         "train_fsdp.py",

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -199,6 +198,8 @@ def _greetings_aside() -> Iterator[None]:
 
 
 def _has_ended(pid: int) -> bool:
+    import psutil  # not needed to count traffic, which works with torch alone
+
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

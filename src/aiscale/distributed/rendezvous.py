@@ -24,7 +24,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
 import torch.distributed as dist
 
 from aiscale import private
@@ -165,6 +164,8 @@ def choose_gloo_interface(meeting_point: str) -> None:
 
 
 def _card_towards(host: str) -> str:
+    import psutil  # not needed to count traffic, which works with torch alone
+
     address, cards = LOOPBACK, {each.address: name for name, own in psutil.net_if_addrs().items() for each in own}
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))  # sends nothing: the system only picks the source address

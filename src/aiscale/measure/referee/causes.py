@@ -3,12 +3,15 @@ other."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aiscale.measure.referee.shards import ratio
 from aiscale.measure.referee.step import Step
 from aiscale.measure.referee.verdict import Cause
 
 DDP, FSDP, TENSOR, WRONG = "03_ddp", "05_fsdp", "06_tensor_pipeline", "09_when_it_goes_wrong"
 
+DIVIDE_BY_MICRO_BATCHES = "divide each micro-batch's loss by their number"
 NO_GRADIENT = Cause(
     "it has no gradient on many ranks", "is the part of the model that uses it run, and not frozen?"
 )
@@ -16,6 +19,11 @@ NO_STATES = Cause(
     "the optimizer begins anew: a checkpoint without its states?",
     "save and load its state_dict",
     WRONG,
+)
+STRANGERS = Cause(
+    "ranks that share the model's layers read different samples",
+    "take the share of the data-parallel rank: ranks of one tensor-parallel group read the same",
+    TENSOR,
 )
 DRIFTING = Cause(
     "copies of a weight have drifted apart: each rank updates with another gradient",
@@ -61,30 +69,62 @@ def of_activation(name: str, kind: str, sliced: str) -> Cause:
 
 
 def of_loss(factor: float, step: Step) -> Cause:
-    """A mean of means; a number that the loss is not divided by, or divided by twice."""
+    """A number that the loss is not divided by, or divided by twice; a mean of means."""
     here, alone = micro_batches(step)
-    counts = [sum(record["tokens"]) for record in step.records()]
-    sizes = {each for record in step.records() for each in record["tokens"]}
-    if len(set(counts)) > 1 or len(sizes) > 1:
+    if alone and here and here != alone and abs(factor * alone / here - 1) < 1e-3:
+        words = f"{here} micro-batches a rank, {alone} on one rank"
+        words = f"{words}: the loss is not divided by their number"
+        return or_by_ranks(Cause(words, DIVIDE_BY_MICRO_BATCHES, DDP), step)
+    for reading in (step.data_ranks, 1 / step.data_ranks):
+        if step.data_ranks > 1 and abs(factor / reading - 1) < 1e-3:
+            return Cause("the loss is off by the number of ranks", "scale it once, or not at all")
+    counts = [sum(record["tokens"]) for record in step.records() if record["losses"]]
+    if _is_mean_of_means(step):
         words = f"the ranks' means go over {counts} tokens: a mean of means weighs them wrongly"
         return Cause(words, "divide the sum by the tokens of all ranks and micro-batches", DDP)
     shares = [sum(mine.values()) for mine in step.read if mine]
     if len(set(shares)) > 1:
         words = f"the ranks' means go over {shares} samples: a mean of means weighs them wrongly"
         return Cause(words, "equal shares, or the sum divided by the samples of all ranks", DDP)
-    if alone and here and here != alone and abs(factor * alone / here - 1) < 0.02:
-        words = f"{here} micro-batches a rank, {alone} on one rank"
-        words = f"{words}: the loss is not divided by their number"
-        return Cause(
-            words + two_readings(step), "divide each micro-batch's loss by their number", DDP
-        )
-    for reading in (step.data_ranks, 1 / step.data_ranks):
-        if step.data_ranks > 1 and abs(factor / reading - 1) < 0.02:
-            return Cause(
-                "the loss is off by the number of ranks" + two_readings(step),
-                "scale it once, or not at all",
-            )
+    held = {name for record in step.records() for name in record["weights"]}
+    missing = sorted(set(step.on_one("weights")) - held)
+    if missing:
+        words = f"no rank has {', '.join(missing[:3])}: is a layer missing?"
+        return Cause(words, "deal out all layers, those that remain of a division too", TENSOR)
+    if not step.verdict.compared["activations"]:
+        return Cause("the loss, or what it is computed from: no output could be compared")
     return Cause("outputs of the model agree: the loss is computed or scaled otherwise")
+
+
+def _is_mean_of_means(step: Step) -> bool:
+    """Whether losses that are weighted by their tokens agree, of ranks or of micro-batches."""
+    alone = [step.alone]
+    for weighted in (_mean_over_ranks, _mean_over_micro_batches):
+        here, right = weighted(step.records()), weighted(alone)
+        if here and right and abs(here / right - 1) < 2e-4:
+            return True
+    return False
+
+
+def _mean_over_ranks(records: list[dict]) -> float:
+    total, tokens = 0.0, 0
+    for record in records:
+        total += sum(record["losses"]) * sum(record["tokens"])
+        tokens += sum(record["tokens"])
+    return total / tokens if tokens else 0.0
+
+
+def _mean_over_micro_batches(records: list[dict]) -> float:
+    """Each rank divides the loss of a micro-batch by the number of its micro-batches."""
+    total, tokens = 0.0, 0
+    for record in records:
+        count = len(record["losses"])
+        if count != len(record["tokens"]):
+            return 0.0
+        for loss, size in zip(record["losses"], record["tokens"], strict=True):
+            total += loss * count * size
+            tokens += size
+    return total / tokens if tokens else 0.0
 
 
 def micro_batches(step: Step) -> tuple[int, int]:
@@ -93,15 +133,23 @@ def micro_batches(step: Step) -> tuple[int, int]:
     return here, len(step.alone["losses"])
 
 
-def two_readings(step: Step) -> str:
+def or_by_ranks(cause: Cause, step: Step) -> Cause:
     """Where N ranks have N times fewer micro-batches, one factor may have either reason."""
     here, alone = micro_batches(step)
-    if here and alone == here * step.data_ranks and step.data_ranks > 1:
-        return "; or by the number of ranks, the same factor here: try another micro-batch"
-    return ""
+    if step.data_ranks < 2 or not here or alone != here * step.data_ranks:
+        return cause
+    words = f"{cause.words}; or by the number of ranks, the same factor here"
+    remedy = "another micro-batch on one rank, by --reference-args, tells which"
+    return replace(cause, words=words, remedy=remedy, is_open=True)
 
 
-def of_learning_rate(factor: float, ranks: int) -> Cause:
+def of_learning_rate(factor: float, ranks: int, is_later: bool) -> Cause:
+    """`is_later`: it was the same in the first step."""
+    if is_later:
+        words = f"it was the same at first, and is {factor:.4g} times that of one rank now"
+        words = f"{words}: the schedule depends on the number of ranks"
+        remedy = "is its length the number of a rank's batches, or does each step advance it twice?"
+        return Cause(words, remedy, DDP)
     why = ": scaled with the number of ranks" if abs(factor / ranks - 1) < 1e-6 else ""
     words = f"the learning rate is {factor:.4g} times that of one rank{why}"
     return Cause(words, "with an equal global batch the learning rate stays as it is", DDP)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from aiscale.measure.referee import tasks
 from aiscale.measure.referee.judge import Question, judge, say_progress
 from aiscale.measure.referee.placeholders import PlaceholderError
 from aiscale.measure.referee.verdict import CANNOT_TELL
@@ -40,6 +41,10 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 def main(argv: Sequence[str]) -> int:
     args, arguments = parse(argv)
     refused = _refusal(args)
+    if tasks.number() and tasks.count() > 1:
+        if not refused:
+            tasks.follow()
+        return 0  # task 0 says the verdict, or what is wrong with the settings
     try:
         verdict = None if refused else judge(_question(args, arguments), say_progress)
     except PlaceholderError as error:
@@ -55,8 +60,14 @@ def _refusal(args: argparse.Namespace) -> str:
     """What is wrong with the settings; nothing, if they can be tried."""
     if not Path(args.script).is_file():
         return f"{args.script} is no file: name a training script"
-    if args.nproc < 1 or args.steps < 1:
+    if min(args.nproc, args.steps, args.resume_nproc or 1) < 1:
         return f"--nproc {args.nproc} and --steps {args.steps} must be at least 1"
+    if 1 < tasks.count() != args.nproc:
+        return f"--nproc {args.nproc}, but srun has started {tasks.count()} tasks: leave it out"
+    if args.resume and tasks.count() > 1:
+        return "--resume needs ranks that can be started twice: try it without srun"
+    if args.resume_nproc and not args.resume:
+        return "--resume-nproc needs --resume"
     if args.against and args.resume:
         return "--against and --resume are two questions: ask one at a time"
     if args.against and not Path(shlex.split(args.against)[0]).is_file():
@@ -69,9 +80,16 @@ def _question(args: argparse.Namespace, arguments: list[str]) -> Question:
     if args.against:
         other, *others_arguments = shlex.split(args.against)
         against = (Path(other), tuple(others_arguments))
-    resume = tuple(shlex.split(args.resume or ""))
     return Question(
-        Path(args.script), tuple(arguments), args.nproc, args.steps, args.limit, against, resume
+        Path(args.script),
+        tuple(arguments),
+        args.nproc,
+        args.steps,
+        args.limit,
+        against=against,
+        reference_arguments=tuple(shlex.split(args.reference_args)),
+        resume=tuple(shlex.split(args.resume or "")),
+        resume_ranks=args.resume_nproc or args.nproc,
     )
 
 
@@ -84,7 +102,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("script", metavar="SCRIPT.py")
-    add("--nproc", type=int, default=4, metavar="N", help="ranks (default: 4)")
+    ranks = tasks.count() if tasks.count() > 1 else 4
+    add(
+        "--nproc",
+        type=int,
+        default=ranks,
+        metavar="N",
+        help="ranks (default: 4; under srun, its tasks)",
+    )
     add("--steps", type=int, default=3, metavar="K", help="optimizer steps to compare (default: 3)")
     add(
         "--limit",
@@ -99,9 +124,21 @@ def _parser() -> argparse.ArgumentParser:
         help="another script, on one rank, as the reference",
     )
     add(
+        "--reference-args",
+        metavar="ARGUMENTS",
+        default="",
+        help="further arguments of the run on one rank, such as smaller micro-batches",
+    )
+    add(
         "--resume",
         metavar="ARGUMENTS",
         help="stop early with these, start again, compare with a run without a stop",
+    )
+    add(
+        "--resume-nproc",
+        type=int,
+        metavar="M",
+        help="ranks of the second part, if they are others than those of the first",
     )
     add("--json", action="store_true", help="print the verdict as JSON")
     return parser

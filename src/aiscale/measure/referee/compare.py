@@ -9,7 +9,7 @@ weights."""
 
 from __future__ import annotations
 
-from aiscale.measure.referee import backward, forward, habits, names, order
+from aiscale.measure.referee import backward, forward, habits, names, order, samples
 from aiscale.measure.referee.step import Step
 from aiscale.measure.referee.verdict import Part, Verdict
 
@@ -23,8 +23,9 @@ def compare(many: list[dict], one: list[dict], noisy: list[dict], resumed: bool 
         return verdict
     if not resumed:
         names.match(many, one)
+    dim = samples.dim_of_samples(many, one) if complete > 0 else 0
     for number in range(complete):
-        step = Step(number, many, one, noisy, verdict, resumed)
+        step = Step(number, many, one, noisy, verdict, resumed, dim)
         parts = _parts_of(step)
         verdict.steps = number + 1
         if parts:
@@ -36,7 +37,7 @@ def compare(many: list[dict], one: list[dict], noisy: list[dict], resumed: bool 
             )
             break
     if not resumed and complete > 0:
-        habits.look(many, one, verdict)
+        habits.look(many, one, verdict, dim)
     if not verdict.first and not (verdict.compared["gradients"] or verdict.compared["updates"]):
         verdict.unknown = "no gradient and no update could be compared"
     is_half = any("half precision" in trace["notes"] for trace in one)
@@ -61,9 +62,14 @@ def _parts_of(step: Step) -> list[Part]:
     inputs = forward.initial_weights(step) + forward.samples_read(step)
     if inputs and inputs[0].is_input:
         return inputs[:1] + backward.copies(step)
-    ahead = forward.activations(step) + forward.loss(step)
+    ahead, loss = forward.activations(step), forward.loss(step)
     back = backward.gradients(step) + backward.learning_rate(step) + backward.states(step)
     after = backward.next_weights(step)
+    if not backward.most_agree(step):
+        ahead, loss = ahead + loss, []
+    for part in loss:  # such as the part of the loss that each rank has of a sequence
+        words = f"loss: {part.where}; most gradients agree all the same"
+        step.verdict.not_compared.append(words)
     if ahead and not (inputs or back or after):
         # Gradients and weights agree: what differs is not used, or is no row of a sample.
         for part in ahead:

@@ -85,6 +85,8 @@ def samples_read(step: Step) -> list[Part]:
     if step.resumed:
         words = "after the restart other samples are read: the order of the data is not resumed"
         why = samples.Difference(words, "save how far the data was read, and go on there", True)
+    elif not why.is_fault:
+        why = samples.own_orders(step.many, step.one) or why
     missing, others = set(wanted) - set(total), set(total) - set(wanted)
     where = f"{len(missing)} of {len(wanted)} are missing, {len(others)} are others"
     cause = Cause(why.words, why.remedy, causes.DDP if why.is_fault else "")
@@ -105,6 +107,10 @@ def activations(step: Step) -> list[Part]:
         ]
         if not shared:
             continue
+        slices = _slices_without_a_reader(shared, usable, by_sample)
+        if 1 < slices <= len(step.many):
+            where = f"of {name} each of {slices} ranks has a part, and they read different samples"
+            return [Part(step.number, "samples", where, causes.STRANGERS, ranks="all ranks")]
         worst, allowed, ranks, was_sliced = _furthest(
             step, name, shared, usable, by_sample, noisy[name]
         )
@@ -116,6 +122,20 @@ def activations(step: Step) -> list[Part]:
         if was_sliced:
             sliced = name
     return []
+
+
+def _slices_without_a_reader(shared: list[str], found: dict, alone: dict) -> int:
+    """In how many slices an activation is cut, if of each sample some slices are on no rank."""
+    slices = 0
+    for sample in shared:
+        whole = _any(alone[sample]).numel()
+        sizes = [row.numel() for row in found[sample].values()]
+        if min(sizes) != max(sizes) or not sizes[0] or whole % sizes[0]:
+            return 0
+        slices = whole // sizes[0]
+        if len(sizes) >= slices:
+            return 0
+    return slices
 
 
 def _complete(step: Step, name: str, by_sample: dict) -> dict:

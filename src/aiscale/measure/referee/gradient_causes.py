@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from aiscale.measure.referee.causes import DDP, FSDP, TENSOR, WRONG, micro_batches, two_readings
+from aiscale.measure.referee.causes import (
+    DDP,
+    DIVIDE_BY_MICRO_BATCHES,
+    FSDP,
+    TENSOR,
+    WRONG,
+    micro_batches,
+    or_by_ranks,
+)
 from aiscale.measure.referee.shards import is_multiple, ratio, relative
 from aiscale.measure.referee.step import Step
 from aiscale.measure.referee.verdict import Cause
@@ -12,7 +20,8 @@ def of_gradients(step: Step, kind: str, bad: dict, odd: dict) -> tuple[Cause, st
     """(cause, which ranks). `odd`: gradients of which ranks have different copies."""
     if odd:
         return _of_different_copies(step, kind, odd)
-    for look in (_of_one_factor, _of_tied_copies, _of_old_gradients, _of_own_factors):
+    looks = (_of_one_factor, _of_tied_copies, _of_old_gradients, _of_own_factors)
+    for look in (*looks, _of_mixed_slices, _of_lost_micro_batches, _of_factor_of_some):
         cause = look(step, kind, bad)
         if cause:
             return cause, "all ranks"
@@ -72,6 +81,10 @@ def _of_one_factor(step: Step, kind: str, bad: dict) -> Cause | None:
     factor = sum(factors) / len(factors)
     if max(factors) - min(factors) > 1e-3 * abs(factor):
         return None
+    if kind == "grad" and set(bad) <= step.right["before_clip"]:
+        words = f"right before it is clipped, {factor:.4g} times as large after it"
+        words = f"{words}: clipped by another norm, or to another number"
+        return Cause(words, "is it clipped by the norm of the whole model's gradient?", WRONG)
     return _read_factor(step, factor, _right_on_average(step, bad))
 
 
@@ -84,8 +97,8 @@ def _read_factor(step: Step, factor: float, right_locally: bool) -> Cause:
     if ranks > 1 and abs(factor * ranks - 1) < 0.01 and right_locally:
         return Cause(f"{words}: divided by the number of ranks twice", "divide once", DDP)
     if here and alone and here != alone and abs(factor * alone / here - 1) < 0.01:
-        words = f"{words}: not divided by the number of micro-batches{two_readings(step)}"
-        return Cause(words, "divide each micro-batch's loss by their number", DDP)
+        words = f"{words}: not divided by the number of micro-batches"
+        return or_by_ranks(Cause(words, DIVIDE_BY_MICRO_BATCHES, DDP), step)
     if right_locally:
         words = f"{words}; what comes out of backward is right, what is done to it is not"
         return Cause(words, "is it clipped by the norm of the whole model's gradient?", WRONG)
@@ -134,6 +147,44 @@ def _of_old_gradients(step: Step, kind: str, bad: dict) -> Cause | None:
     return Cause(words, "call optimizer.zero_grad() each step", WRONG)
 
 
+def _of_mixed_slices(step: Step, kind: str, bad: dict) -> Cause | None:
+    """Slices that are no copies of each other, averaged over the ranks that hold them."""
+    for name in bad:
+        pieces = [record[kind][name] for record in step.records() if name in record[kind]]
+        places = {piece["at"] for piece in pieces}
+        first = pieces[0]["values"] if pieces else None
+        if len(places) < 2 or len({piece["values"].shape for piece in pieces}) > 1:
+            return None
+        if any(relative(piece["values"], first) > 1e-5 for piece in pieces):
+            return None
+    words = f"{_list(bad)}: ranks that hold different slices have the same gradient"
+    return Cause(words, "average over the data-parallel group alone, not over all ranks", TENSOR)
+
+
+def _of_factor_of_some(step: Step, kind: str, bad: dict) -> Cause | None:
+    """Gradients that are summed where all others are averaged, such as those of experts."""
+    many, one = step.on_many(kind), step.on_one(kind)
+    if any(not is_multiple(many[name].values, one[name].values) for name in bad):
+        return None
+    factors = [ratio(many[name].values, one[name].values) for name in bad]
+    if not factors or max(factors) - min(factors) > 1e-3 * abs(factors[0]):
+        return None
+    words = f"{_list(bad)}: {factors[0]:.4g} times as large, and the others are right"
+    return Cause(words, "divide by the same number as the others: do ranks sum or average?", DDP)
+
+
+def _of_lost_micro_batches(step: Step, kind: str, bad: dict) -> Cause | None:
+    """zero_grad between micro-batches: on one rank, too, what is used is not what came out."""
+    used, came_out = step.on_one(kind), step.on_one("local")
+    if kind != "before_clip" or max(micro_batches(step)) < 2:
+        return None
+    for name in bad:
+        if name not in came_out or is_multiple(used[name].values, came_out[name].values):
+            return None
+    words = "it does not contain all micro-batches, on one rank neither"
+    return Cause(words, "call zero_grad() once a step, not for each micro-batch", WRONG)
+
+
 def _of_own_factors(step: Step, kind: str, bad: dict) -> Cause | None:
     """Slices that each rank has clipped by the norm of its own slices."""
     one, factors = step.on_one(kind), []
@@ -153,8 +204,9 @@ def _of_own_factors(step: Step, kind: str, bad: dict) -> Cause | None:
         return None
     numbers = ", ".join(f"{factor:.3g}" for factor in factors)
     words = f"each rank has multiplied its slices by another number, {numbers}"
+    words = f"{words}: clipped by the norm of its own slices, or by a number of its own"
     remedy = "clip by the norm of the whole gradient: add the squares of all ranks before the root"
-    return Cause(f"{words}: clipped by the norm of its own slices", remedy, FSDP)
+    return Cause(words, remedy, FSDP)
 
 
 def _list(names) -> str:

@@ -33,7 +33,7 @@ def watch_losses(recorder: Recorder) -> None:
 
 
 def watch_tokens(recorder: Recorder) -> None:
-    """Over how many targets each mean of `cross_entropy` goes."""
+    """Over how many targets each `cross_entropy` goes."""
     original = F.cross_entropy
     signature = inspect.signature(original)
 
@@ -42,13 +42,28 @@ def watch_tokens(recorder: Recorder) -> None:
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
         target = given.arguments["target"]
-        is_mean = given.arguments["reduction"] == "mean" and not target.is_floating_point()
-        if is_mean and torch.is_grad_enabled():
+        is_one_number = given.arguments["reduction"] in ("mean", "sum")
+        if is_one_number and not target.is_floating_point() and torch.is_grad_enabled():
             counted = (target != given.arguments["ignore_index"]).sum()
             recorder.step["tokens"].append(int(counted))
         return original(*args, **kwargs)
 
     F.cross_entropy = cross_entropy
+
+
+def watch_orders(recorder: Recorder) -> None:
+    """Each order that is drawn, of how many: samplers draw that of an epoch."""
+    original = torch.randperm
+
+    @functools.wraps(original)
+    def randperm(*args, **kwargs):
+        drawn = original(*args, **kwargs)
+        if drawn.numel() > 1:
+            digest = hashlib.sha1(drawn.detach().cpu().numpy()).hexdigest()[:12]
+            recorder.orders.append((drawn.numel(), digest))
+        return drawn
+
+    torch.randperm = randperm
 
 
 def leave_out_dropout(recorder: Recorder) -> None:

@@ -1,7 +1,8 @@
 """Watches models: which samples a call computes, and what each module puts out for each sample.
 
 B samples of a call. An activation is kept if its first dim is B, or its second, as in Megatron's
-(T, B, D)."""
+(T, B, D). An input may be (B, T) or (T, B), as torch's recurrent modules take it: the hashes of its
+columns are kept too, and `samples` finds out which of both are samples."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def hashes_of_rows(tensor: torch.Tensor) -> list[str]:
 
 
 def _hash(row: torch.Tensor) -> str:
-    return hashlib.sha1(row.contiguous().flatten().view(torch.uint8).numpy()).hexdigest()[:12]
+    copied = row.flatten().clone(memory_format=torch.contiguous_format)
+    return hashlib.sha1(copied.view(torch.uint8).numpy()).hexdigest()[:12]
 
 
 def is_plain_float(output) -> bool:
@@ -92,7 +94,15 @@ class Watcher:
         key = _what_tells_samples_apart(given)
         rows = [] if key is None else hashes_of_rows(key)
         length = key.shape[1] if key is not None and key.dim() > 1 else None
-        self.call = {"rows": rows, "length": length, "activations": [], "out": [], "used": False}
+        columns = hashes_of_rows(key.transpose(0, 1)) if length is not None else []
+        self.call = {
+            "rows": rows,
+            "columns": columns,
+            "length": length,
+            "activations": [],
+            "out": [],
+            "used": False,
+        }
         self.recorder.step["calls"].append(self.call)
 
     def _register(self, root) -> None:
@@ -138,6 +148,8 @@ class Watcher:
     def _keep(self, module, output) -> None:
         name = self.recorder.modules.get(id(module))
         for tensor in tensors_in(output)[:2]:
+            if tensor.dtype in (torch.bfloat16, torch.float16):
+                self.recorder.notes.add("half precision")
             rows = self._by_sample(tensor) if tensor.is_floating_point() else None
             if rows is not None and name is not None:
                 self.call["activations"].append((name, type(module).__name__, rows))

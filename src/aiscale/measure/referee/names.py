@@ -144,6 +144,7 @@ def _slices(piece: dict, right: dict) -> tuple[list[bool], int]:
 
 
 def _put(trace: dict, name: str, shape: tuple, dim: int, place: int | None) -> None:
+    trace["has_slices"] = True
     for step in trace["steps"]:
         for kind in _KINDS:
             piece = step[kind].get(name)

@@ -1,11 +1,28 @@
-"""Compares the order in which ranks call collectives: another order hangs, fails, or mixes tensors
-up."""
+"""Compares what ranks do one after the other: their optimizer steps, and the collectives that they
+call. Another order hangs, fails, or mixes tensors up."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+from aiscale.measure.referee.causes import DDP
 from aiscale.measure.referee.verdict import Cause, Part
+
+
+def steps_left_out(many: list[dict]) -> Part | None:
+    """A rank that takes fewer optimizer steps than others, as it does if only rank 0 takes any.
+
+    Ranks that wait for each other are at most one step apart."""
+    if any(trace["ended"] == "lost" for trace in many):
+        return None  # what it has done is not known
+    taken = [len(trace["digests"]) for trace in many]
+    if max(taken) - min(taken) < 2:
+        return None
+    behind = [rank for rank, steps in enumerate(taken) if steps < max(taken) - 1]
+    words = "these ranks take no step where others take one"
+    cause = Cause(words, "call the optimizer's step on all ranks, or send the new weights", DDP)
+    where = f"{max(taken)} optimizer steps on some ranks, {min(taken)} on others"
+    return Part(min(taken), "optimizer steps", where, cause, ranks=f"ranks {behind}")
 
 
 def first_difference(many: list[dict], one: list[dict]) -> Part | None:

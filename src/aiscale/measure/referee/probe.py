@@ -63,6 +63,7 @@ def _watch(settings: dict, rank: int):
     if not seen.bare:
         seen.sent = seen.traffic.enter_context(traffic.count())
         inputs.watch_tokens(seen)
+        inputs.watch_orders(seen)
         modules.Watcher(seen).install()
         gradients.watch_clipping(seen)
         collectives.watch_collectives(seen, folder)

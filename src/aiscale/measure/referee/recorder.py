@@ -57,6 +57,7 @@ class Recorder:
         self.digests: list[str] = []  #: of the weights after each optimizer step
         self.unseen: set[str] = set()  #: optimizers whose tensors are no parameters of a model
         self.notes: set[str] = set()
+        self.orders: list[tuple[int, str]] = []  #: (length, digest) of what torch.randperm drew
         self.batches: list | None = None  #: (epoch, batch) that DataLoaders have yielded
         self.stepped = False
         self.connected = False  #: whether ranks have a process group when they learn
@@ -70,10 +71,7 @@ class Recorder:
         return self.steps[-1]
 
     def _new_step(self) -> None:
-        kinds = ("weights", "buffers", "local", "before_clip", "grad", "states")
-        lists = ("calls", "losses", "tokens", "lr")
-        step = {kind: {} for kind in kinds} | {kind: [] for kind in lists}
-        self.steps.append(step | {"generator": None})
+        self.steps.append(trace.empty_step())
 
     def model_called(self) -> None:
         """A model is called: after an optimizer's step this begins the next step."""
@@ -82,6 +80,7 @@ class Recorder:
             self.stepped = False
         if not self.step["weights"]:
             self.weigh()
+            self.step["generators"] = generators()
 
     def weigh(self) -> None:
         for name, tensor in self.parameters:
@@ -154,9 +153,21 @@ class Recorder:
             "connected": self.connected,
             "unseen": sorted(self.unseen),
             "notes": sorted(self.notes),
+            "orders": self.orders,
             "traffic": {operation: count.payload_bytes for operation, count in self.sent.items()},
             "libraries": [name for name in libraries if name in sys.modules],
         }
+
+
+def generators() -> dict[str, str]:
+    """Digests of the states from which random numbers are drawn."""
+    states = {"torch": torch.get_rng_state().numpy().tobytes(), "random": random.getstate()}
+    if "numpy" in sys.modules:
+        states["numpy"] = sys.modules["numpy"].random.get_state(legacy=True)[1:3]
+    found = {}
+    for name, state in states.items():
+        found[name] = hashlib.sha1(state if isinstance(state, bytes) else repr(state).encode())
+    return {name: digest.hexdigest()[:12] for name, digest in found.items()}
 
 
 def seed(rank: int) -> None:

@@ -1,14 +1,12 @@
 """Starts a script as N watched ranks, waits for them, and ends them: nothing is left behind.
 
-Each run has a folder of its own in one that `tempfile.mkdtemp` has made, which only this user can
-read or write. The ranks meet on the loopback interface."""
+Each run has a folder of its own in one that only this user can read or write. The ranks meet on the
+loopback interface or, as tasks of `srun`, on task 0's node."""
 
 from __future__ import annotations
 
 import json
 import os
-import socket
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,14 +14,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from aiscale import processes
-from aiscale.measure.referee import placeholders, trace
+from aiscale.measure.referee import placeholders, start, tasks, trace
 
 #: Seconds that the other ranks have to fail by themselves after one has failed, and to write their
 #: traces.
 _PATIENCE_S = 15.0
-#: What each rank needs is imported once, by the process from which ranks are forked.
-_PRELOAD = ("torch._dynamo", "torch.distributed.tensor", "aiscale.traffic")
-_MARK = "AISCALE_REFEREE"  #: in the environment of all that a run starts
 
 
 @dataclass(frozen=True)
@@ -48,7 +43,7 @@ class Run:
         self.work = work or folder / "work"
         folder.mkdir()
         self.work.mkdir(exist_ok=True)
-        self.ranks: list[BaseProcess] = []
+        self.ranks: list[BaseProcess | tasks.OtherTask] = []
         self.late = False  #: stopped because its time was up
         self._start()
 
@@ -61,33 +56,23 @@ class Run:
         path.write_text(json.dumps(settings))
         known = {"N": job.ranks, "TMP": str(self.work), "PWD": os.getcwd()}
         arguments = placeholders.fill(job.arguments, known)
-        environment = _environment(job.ranks)
-        processes.warm_up(_PRELOAD, environment)  # without the mark: it outlives this run
-        environment |= {_MARK: str(self.folder)}
-        command = ["-m", "aiscale.measure.referee.probe", str(path)]
+        words = [str(job.script.resolve()), *arguments]
+        if 1 < job.ranks == tasks.count():
+            self.ranks += tasks.start_ranks(self.folder, self.work, words, job.ranks)
+            return
+        meet = start.meeting_place(job.ranks)
         for rank in range(job.ranks):
-            its_own = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            words = [*command, str(rank), str(job.script.resolve()), *arguments]
-            self.ranks.append(self._start_rank(rank, words, its_own))
-
-    def _start_rank(self, rank: int, words: list[str], environment: dict) -> BaseProcess:
-        out, err = self.folder / f"out{rank}", self.folder / f"err{rank}"
-        with out.open("wb") as said, err.open("wb") as complained:
-            return processes.start_python(
-                words,
-                environment,
-                preload=_PRELOAD,
-                name=f"rank {rank}",
-                cwd=self.work,
-                stdout=said.fileno(),
-                stderr=complained.fileno(),
-            )
+            self.ranks.append(start.start_rank(self.folder, self.work, words, rank, meet))
 
     def running(self) -> bool:
         return any(rank.exitcode is None for rank in self.ranks)
 
     def failed(self) -> bool:
         return any(rank.exitcode for rank in self.ranks)
+
+    def waits_for_ranks(self) -> bool:
+        """Whether some ranks have taken all steps and wait for the others."""
+        return any((self.folder / f"done{rank}").exists() for rank in range(self.job.ranks))
 
     def stop(self) -> None:
         """Ask the ranks for their traces; end those that do not answer."""
@@ -102,7 +87,7 @@ class Run:
         for rank in self.ranks:
             rank.kill()
             rank.join()
-        processes.kill_marked(_MARK, str(self.folder))
+        processes.kill_marked(start.MARK, str(self.folder))
 
     def complaints(self) -> list[str]:
         """Why ranks have failed, or where they stood when they were stopped."""
@@ -128,47 +113,29 @@ class Run:
 
 
 def wait(runs: Sequence[Run], limit_s: float) -> None:
-    """Until all ranks of these runs have ended. After `limit_s`, or after one has failed, the
-    others are stopped."""
-    began, failed_at = time.monotonic(), {}
+    """Until all ranks of these runs have ended. After `limit_s`, or if one has failed or is done
+    and the others do not follow, these are stopped."""
+    began, failed_at, done_at = time.monotonic(), {}, {}
     try:
         while any(run.running() for run in runs):
             now = time.monotonic()
             for run in runs:
                 if run.failed():
                     failed_at.setdefault(id(run), now)
+                if run.waits_for_ranks():
+                    done_at.setdefault(id(run), now)
                 late = now - began > limit_s
-                if run.running() and (late or now - failed_at.get(id(run), now) > _PATIENCE_S):
+                failed = now - failed_at.get(id(run), now) > _PATIENCE_S
+                # A rank that never comes: the others get as much time again as the first one took.
+                first_s = done_at.get(id(run), now) - began
+                alone = now - began > 2 * first_s + _PATIENCE_S
+                if run.running() and (late or failed or alone):
                     run.late = late
                     run.stop()
             time.sleep(0.05)
     finally:
         for run in runs:
             run.kill()
-
-
-def _environment(ranks: int) -> dict[str, str]:
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("TORCHELASTIC_", "SLURM_"))
-    }
-    path = [os.path.abspath(each) for each in kept.get("PYTHONPATH", "").split(os.pathsep) if each]
-    return kept | {
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
-        "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
-        "OMP_NUM_THREADS": "1",  # sums in the same order, however busy the machine is
-        "PYTHONPATH": os.pathsep.join(path),  # the ranks run in another folder
-    }
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def _last_words(path: Path, status: int) -> str:

@@ -11,10 +11,38 @@ from dataclasses import dataclass
 import torch
 
 
-def calls_with_samples(traces: list[dict], step: int) -> list[list[dict]]:
+def dim_of_samples(many: list[dict], one: list[dict]) -> int:
+    """0, or 1 if inputs are (T, B): then the ranks' rows are strange to one rank, and their columns
+    are not. Columns of a (B, T) input are short: the same come again and again."""
+    shared, distinct = [], []
+    for key in ("rows", "columns"):
+        mine, alone = _read_in_step_0(many, key), _read_in_step_0(one, key)
+        shared.append(len(set(mine) & set(alone)) / max(1, len(set(alone))))
+        distinct.append(len(set(alone)) / max(1, len(alone)))
+    return int(shared[0] < 0.1 and shared[1] > 0.4 and distinct[1] > 0.9)
+
+
+def _read_in_step_0(traces: list[dict], key: str) -> list[str]:
+    calls = _flat([trace["steps"][0]["calls"] for trace in traces])
+    return [piece for call in calls if call["used"] for piece in call[key]]
+
+
+def _turned(call: dict) -> dict:
+    """A call whose samples lie in dim 1, as if they lay in dim 0."""
+    size = (len(call["rows"]), len(call["columns"]))
+    activations = []
+    for name, kind, values in call["activations"]:
+        if values.dim() > 1 and tuple(values.shape[:2]) == size:
+            activations.append((name, kind, values.transpose(0, 1)))
+    return call | {"rows": call["columns"], "activations": activations, "out": []}
+
+
+def calls_with_samples(traces: list[dict], step: int, dim: int = 0) -> list[list[dict]]:
     """For each rank its calls of this step that a gradient came back to, each with "samples": a
-    name for each row."""
+    name for each row; or for each column, if samples lie in dim 1."""
     calls = [[call for call in trace["steps"][step]["calls"] if call["used"]] for trace in traces]
+    if dim:
+        calls = [[_turned(call) for call in mine] for mine in calls]
     origin: dict[str, str] = {}  # the hash of what a stage has put out -> the sample
     for _ in traces:  # a stage after the other
         for call in _flat(calls):
@@ -32,7 +60,29 @@ def calls_with_samples(traces: list[dict], step: int) -> list[list[dict]]:
         found.append(
             [call | {"samples": [origin.get(row, row) for row in call["rows"]]} for call in kept]
         )
+    for trace, mine in zip(traces[1:], found[1:], strict=True):
+        if _is_later_stage(trace, traces[0]) and not _flat_rows(mine) & set(origin):
+            _align_in_order(mine, found[0])
     return found
+
+
+def _is_later_stage(trace: dict, first: dict) -> bool:
+    """Whether it has weights, and none of those of the first rank."""
+    weights = set(trace["steps"][0]["weights"])
+    return bool(weights) and not weights & set(first["steps"][0]["weights"])
+
+
+def _flat_rows(calls: list[dict]) -> set[str]:
+    return {row for call in calls for row in call["rows"]}
+
+
+def _align_in_order(calls: list[dict], first_stage: list[dict]) -> None:
+    """A stage that was given other bits than the stage before has put out: take its samples to come
+    in the same order."""
+    if [len(call["rows"]) for call in calls] != [len(call["rows"]) for call in first_stage]:
+        return
+    for call, before in zip(calls, first_stage, strict=True):
+        call["samples"] = before["samples"]
 
 
 def _flat(calls: list[list[dict]]) -> list[dict]:
@@ -124,6 +174,24 @@ def difference(read: list[Counter], wanted: Counter, before: set[str]) -> Differ
         return Difference(f"{words}: equal global batches can be compared", remedy)
     words = "others than on one rank: the order depends on the number of ranks"
     return Difference(words, "read in one order, of which each rank takes its share")
+
+
+def own_orders(many: list[dict], one: list[dict]) -> Difference | None:
+    """Ranks that shuffle all samples, each in another order: their shares overlap.
+
+    A rank that shuffles a part of the data draws a shorter order than one rank does."""
+    for drawn in zip(*(trace["orders"] for trace in many), strict=False):
+        lengths = {length for length, _ in drawn}
+        digests = [digest for _, digest in drawn]
+        length = drawn[0][0]
+        is_whole = len(lengths) == 1 and any(length == each for each, _ in one[0]["orders"])
+        odd = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+        if is_whole and odd:
+            words = f"each rank shuffles all {length} samples in an order of its own"
+            words = f"{words}: their shares overlap"
+            remedy = "shuffle with the same seed on all ranks; a DistributedSampler does"
+            return Difference(words, remedy, True, f"ranks {odd} differ from rank 0")
+    return None
 
 
 def _same_shares(read: list[Counter]) -> tuple[int, int] | None:

@@ -31,7 +31,9 @@ class Step:
         noisy: list[dict],
         verdict: Verdict,
         resumed=False,
+        dim_of_samples=0,
     ):
+        self.dim_of_samples = dim_of_samples
         self.resumed = resumed  #: `many` has a restart, `one` is the same on the same ranks without
         self.number, self.many, self.one, self.noisy, self.verdict = (
             number,
@@ -41,12 +43,23 @@ class Step:
             verdict,
         )
         self.choices: set[str] = set()  #: gradients in which rounding has turned a choice
+        #: The gradients that agree, before they are clipped and as the optimizer uses them.
+        self.right: dict[str, set[str]] = {"before_clip": set(), "grad": set()}
         self._wholes: dict = {}
 
     def on_many(
         self, kind: str, step: int | None = None, reduce: str = "first"
     ) -> dict[str, Whole]:
-        return self._put_together("many", self.many, kind, step, reduce)
+        found = self._put_together("many", self.many, kind, step, reduce)
+        alone, kept = self.on_one(kind, step), {}
+        for name, whole in found.items():
+            if name not in alone or whole.values.shape == alone[name].values.shape:
+                kept[name] = whole
+            else:  # a slice without a mark, that equals no slice of the whole
+                shapes = f"{tuple(whole.values.shape)}, on one rank "
+                shapes += f"{tuple(alone[name].values.shape)}"
+                self.verdict.not_compared.append(f"{name}: its shape is {shapes}")
+        return kept
 
     def on_one(self, kind: str, step: int | None = None) -> dict[str, Whole]:
         return self._put_together("one", self.one, kind, step, "first")
@@ -72,7 +85,7 @@ class Step:
     def calls(self) -> tuple[list, list, list]:
         """Of the many ranks, of one, and of one with noise."""
         return tuple(
-            samples.calls_with_samples(each, self.number)
+            samples.calls_with_samples(each, self.number, self.dim_of_samples)
             for each in (self.many, self.one, self.noisy)
         )
 
@@ -85,7 +98,8 @@ class Step:
         """The samples of earlier steps."""
         found: set[str] = set()
         for number in range(self.number):
-            for mine in samples.counts(samples.calls_with_samples(self.many, number)):
+            calls = samples.calls_with_samples(self.many, number, self.dim_of_samples)
+            for mine in samples.counts(calls):
                 found |= set(mine)
         return found
 

@@ -24,6 +24,17 @@ _BLOCK = 2**20  #: entries sketched at a time
 #: Of a rank that left no trace.
 EMPTY = {"ended": "lost", "steps": [], "modules": [], "tied": [], "losses": [], "digests": []}
 EMPTY |= {"unseen": [], "notes": [], "libraries": [], "traffic": {}, "connected": False}
+EMPTY |= {"orders": []}
+
+
+def empty_step() -> dict:
+    """Of a step in which a rank has done nothing yet."""
+    step: dict = {}
+    for kind in ("weights", "buffers", "local", "before_clip", "grad", "states", "generators"):
+        step[kind] = {}
+    for kind in ("calls", "losses", "tokens", "lr"):
+        step[kind] = []
+    return step | {"generator": None}
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:

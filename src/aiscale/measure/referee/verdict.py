@@ -13,6 +13,8 @@ class Cause:
     words: str
     remedy: str = ""
     lesson: str = ""  #: the notebook that explains it, such as "03_ddp"
+    #: Whether another number of micro-batches on one rank would tell which of two reasons it has.
+    is_open: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Verdict:
     only_noise: list[str] = field(default_factory=list)  #: weights whose gradient is no more
     unknown: str = ""  #: why there is no verdict
     seconds: float = 0.0
+    is_of_restart: bool = False  #: a run with a stop in it against the run in one go
 
     @property
     def status(self) -> int:
@@ -90,8 +93,11 @@ class Verdict:
     def _headline(self) -> str:
         if self.unknown:
             return f"CANNOT TELL: {self.unknown}"
+        other = "the run without a stop" if self.is_of_restart else "one rank"
         if self.first:
-            return f"PARTS from one rank, in {self.seconds:.0f} s:"
+            return f"PARTS from {other}, in {self.seconds:.0f} s:"
+        where = f"on {self.ranks} ranks and on one"
+        if self.is_of_restart:
+            where = f"with and without a stop, {self.ranks} ranks after it"
         after = ", from equal inputs on" if self.given else ""
-        where = f"on {self.ranks} ranks and on one{after}"
-        return f"EQUAL within rounding {where}, in {self.seconds:.0f} s"
+        return f"EQUAL within rounding {where}{after}, in {self.seconds:.0f} s"
