@@ -145,16 +145,15 @@ def test_ddp_and_fsdp_equal_serial_in_fp64(tmp_path):
 def test_every_strategy_equals_serial(tmp_path):
     cases = [
         ("ddp", 2),
-        ("fsdp", 3, "--batch", 24),
         ("tp_pp", 4),
         ("tp_pp", 4, "--tp", 4, "--pp", 1),
         ("tp_pp", 4, "--tp", 1, "--pp", 2),
         ("radius", 4, "--density", 1),
-        ("zero", 4, "--stage", 2),
-        ("zero", 2, "--stage", 3),
     ]
-    with_batch = [case for case in cases if "--batch" not in case]
-    equal_to_serial(tmp_path, with_batch)
+    equal_to_serial(tmp_path, cases)
+    (tmp_path / "zero").mkdir()
+    # DeepSpeed sums the squares of the norm in fp32.
+    equal_to_serial(tmp_path / "zero", [("zero", 4, "--stage", 2), ("zero", 2, "--stage", 3)], within=1e-6)
     (tmp_path / "odd").mkdir()
     equal_to_serial(tmp_path / "odd", [("fsdp", 3)], options=("--fp64", "--batch", "24"))
     (tmp_path / "drawn").mkdir()
