@@ -98,6 +98,7 @@ class Verdict:
             return f"PARTS from {other}, in {self.seconds:.0f} s:"
         where = f"on {self.ranks} ranks and on one"
         if self.is_of_restart:
-            where = f"with and without a stop, {self.ranks} ranks after it"
+            many = f"{self.ranks} rank{'s' if self.ranks > 1 else ''}"
+            where = f"with and without a stop, {many} after it"
         after = ", from equal inputs on" if self.given else ""
         return f"EQUAL within rounding {where}{after}, in {self.seconds:.0f} s"
