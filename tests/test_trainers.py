@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from aiscale.lesson.scripts import changed
 from aiscale.train import data, options, record
 from aiscale.train.presets import presets, shape_of
 from aiscale.train.record import read_metrics
+from centre import Cluster
 
 ROOT = Path(__file__).parents[1]
 TRAIN = ROOT / "src/aiscale/train"
@@ -275,6 +277,25 @@ for step in range(100):
     lines = [line for line in said.stderr.splitlines() if "ranks wait" in line]
     assert len(lines) == 1
     assert "rank 2 has begun" in lines[0] and "at late.py:9" in lines[0]
+
+
+@pytest.mark.slurm
+@pytest.mark.extended
+@pytest.mark.timeout(900)
+def test_a_site_starts_a_trainer_as_it_starts_a_script_of_yours(place):
+    """On two virtual nodes of Perlmutter: eight ranks, whose losses are those of one process."""
+    python = place / ".venv/bin/python"  # where the launcher looks
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o755)
+    launcher = ROOT / "launchers/perlmutter/your_own.sbatch"
+    words = ["-m", "aiscale.train.fsdp", "--steps=3", f"--save={place / 'slurm'}"]
+    with Cluster(site="perlmutter", nodes=2) as nodes:
+        job = nodes.submit(launcher, "--nodes=2", "--time=10", args=words, cwd=place)
+        state = nodes.wait(job, timeout_s=600)
+        assert state == "COMPLETED", (place / f"your_own-{job}.out").read_text()
+    run("serial", "--steps", 3, "--save", "serial", folder=place)
+    assert losses(place / "slurm") == pytest.approx(losses(place / "serial"), abs=2e-5)
 
 
 # Refusals ----------------------------------------------------------------------------------------------------------
