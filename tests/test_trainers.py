@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from aiscale.lesson.scripts import changed
 from aiscale.train import data, options, record
@@ -193,6 +194,58 @@ print(torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatte
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     found, _ = run("fsdp", "--steps", 1, "--model", "theirs", "--save", "r", ranks=2, folder=tmp_path)
     assert found[0] == pytest.approx(float(done.stdout.split()[-1]), abs=2e-5)
+
+
+def sent_bytes(folder, trainer, steps):
+    """{collective: bytes} that a rank of two passes in all, without a checkpoint before the last step."""
+    script = f"{TRAIN / trainer}.py"
+    words = [
+        "-m",
+        "aiscale.traffic",
+        script,
+        "--steps",
+        str(steps),
+        "--save",
+        f"{trainer}{steps}",
+        "--save-every",
+        "99",
+    ]
+    program = f"from aiscale.launch import launch; raise SystemExit(launch(2, {words}))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=True)
+    lines = [line for line in done.stdout.splitlines() if ": calls" in line]
+    return {line.partition(":")[0]: int(line.split()[-1].replace(",", "")) for line in lines}
+
+
+@pytest.mark.extended
+def test_a_step_sends_the_bytes_that_the_lessons_predict(tmp_path):
+    weights = {}
+    for name, shape in tiny_shapes():
+        part = "blocks" if name.startswith("blocks") else "root"
+        weights[part] = weights.get(part, 0) + 4 * shape.numel()
+        weights["tensors"] = weights.get("tensors", 0) + 1
+    whole, micro_batches = weights["blocks"] + weights["root"], 4  # of a rank
+    followed = 4 + 2 * 8  # the loss, and whether a rank was told to stop or must save
+    expected = {
+        "ddp": {"all_reduce": whole + followed},
+        "fsdp": {
+            # gloo sums all and FSDP keeps its slice; each tensor's norm is summed by itself
+            "all_reduce": whole + followed + 4 * weights["tensors"],
+            # blocks are gathered forward and backward, the root once
+            "all_gather": micro_batches * (2 * weights["blocks"] + weights["root"]),
+        },
+    }
+    for trainer, collectives in expected.items():
+        few, many = sent_bytes(tmp_path, trainer, 2), sent_bytes(tmp_path, trainer, 4)
+        for name, nbytes in collectives.items():
+            assert (many[name] - few[name]) / 2 == nbytes, (trainer, name)
+
+
+def tiny_shapes():
+    from aiscale.train.model import GPT
+
+    with torch.device("meta"):
+        model = GPT(shape_of("tiny"))
+    return [(name, weight.shape) for name, weight in model.named_parameters()]
 
 
 # Going on ----------------------------------------------------------------------------------------------------------
