@@ -114,7 +114,13 @@ def third_party(file: Path) -> set[str]:
 
 
 #: What only these files import is in an extra, which `make lab` does not install.
-BEYOND_THE_LESSONS = ("train/evaluate.py", "train/tasks/", "data/formats.py", "lesson/slides.py")
+BEYOND_THE_LESSONS = (
+    "train/evaluate.py",
+    "train/hugging_face.py",
+    "train/tasks/",
+    "data/formats.py",
+    "lesson/slides.py",
+)
 
 
 def test_what_the_package_imports_is_declared_and_lessons_find_theirs():

@@ -15,8 +15,7 @@ from ranks import processes_with, run_ranks, wait_until
 #: `aiscale train` without end, as a script, so that a fault can be planted in one rank.
 TRAIN = """
 import os, sys
-import aiscale.train
-module = sys.modules["aiscale.train.loop"]  # the package hands on a function of the same name
+import aiscale.train.loop as module
 from aiscale.cli import main
 from aiscale.config import ConfigError
 from aiscale.parallel.serial import Engine

@@ -28,7 +28,7 @@ import trainer_diffs  # noqa: E402
 GROWN = [name for name in trainer_diffs.ORIGINS if (TRAIN / f"{name}.py").exists()]
 #: Lines of code that a trainer may add to the learner's script, imports and comments aside.
 MOST_ADDED = {"zero": 25, "radius": 40, "megatron": 60}
-HELPERS = """trained job ranks watch data model optimizer options presets record refusal normal command
+HELPERS = """hugging_face trained job ranks watch data model optimizer options presets record refusal normal command
 sharded_checkpoint megatron_checkpoint megatron_layers megatron_model megatron_weights""".split()
 
 

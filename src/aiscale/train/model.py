@@ -7,8 +7,6 @@ Shapes: B sequences, T tokens, D width, H heads, V vocabulary.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import nn
 from torch.distributed._composable import checkpoint
@@ -18,7 +16,6 @@ from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attentio
 
 from aiscale.train.normal import normal, slices
 from aiscale.train.presets import presets, shape_of
-from aiscale.train.refusal import refuse
 
 #: The last matrix of each branch, by its name in our model and in transformers' ones.
 OUTPUTS = ("out", "down", "c_proj", "out_proj", "fc_out", "o_proj", "down_proj", "dense_4h_to_h")
@@ -80,39 +77,17 @@ class GPT(nn.Module):
         return self.head(x)
 
 
-class Transformer(nn.Module):
-    """A causal language model of transformers, as our strategies want it: logits, and `blocks`."""
+def transformers_model(name):
+    from aiscale.train.hugging_face import Transformer
 
-    def __init__(self, name):
-        super().__init__()
-        from accelerate import init_empty_weights
-        from transformers import AutoConfig, AutoModelForCausalLM
-
-        if name in presets():
-            config = AutoConfig.for_model(**presets()[name]["transformers"])
-        else:
-            config = AutoConfig.from_pretrained(name)
-        for key in vars(config):  # each rank would draw masks of its own
-            if "dropout" in key or key.endswith("_pdrop"):
-                setattr(config, key, 0.0)
-        config.use_cache = False
-        with init_empty_weights(include_buffers=False):
-            self.inner = AutoModelForCausalLM.from_config(config)
-        lists = [module for module in self.inner.modules() if isinstance(module, nn.ModuleList)]
-        self.__dict__["blocks"] = max(lists, key=len)  # not registered a second time
-
-    def tie_weights(self):
-        self.inner.tie_weights()
-
-    def forward(self, x):  # (B, T) -> (B, T, V)
-        return self.inner(input_ids=x).logits
+    return Transformer(name)
 
 
 def build(args):
     """The model of --model, without memory: `draw` gives it that."""
     ours = args.model in presets() and "transformers" not in presets()[args.model]
     with torch.device("meta" if ours else "cpu"):
-        model = GPT(shape_of(args.model)) if ours else Transformer(args.model)
+        model = GPT(shape_of(args.model)) if ours else transformers_model(args.model)
     for block in model.blocks:
         if args.recompute:
             checkpoint(block)  # computed again in the backward pass: keeps its input only
@@ -173,20 +148,8 @@ def _known_weights(args):
     if args.model == "tiny":
         torch.manual_seed(args.seed)
         return GPT(shape_of("tiny")).state_dict().__getitem__
-    files = sorted(Path(args.model).glob("*.safetensors"))
-    if not files:
+    if args.model in presets():
         return None
-    from safetensors import safe_open
+    from aiscale.train.hugging_face import stored_weights
 
-    opened = [safe_open(file, "pt") for file in files]
-    by_name = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
-
-    def stored(name):
-        name = name.removeprefix("inner.")
-        # GPT-2's own files were written without the outer module's name.
-        for candidate in (name, name.split(".", 1)[-1]):
-            if candidate in by_name:
-                return by_name[candidate].get_tensor(candidate)
-        refuse(f"{args.model} has no tensor {name} in its *.safetensors")
-
-    return stored
+    return stored_weights(args.model)

@@ -168,8 +168,10 @@ def open_trained(path: str | Path) -> tuple[GPT | HFModel, Tokenizer]:
 
 
 def _is_of_a_trainer(path: Path) -> bool:
-    note = path / "run.json"
-    return note.is_file() and "options" in json.loads(note.read_text())
+    try:
+        return "options" in json.loads((path / "run.json").read_text())
+    except (OSError, ValueError):
+        return False  # `load_run` says why
 
 
 def _open_trainers(path: Path):

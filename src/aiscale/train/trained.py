@@ -41,12 +41,12 @@ def open_folder(path):
         model = gpt2_of(shape_of(args.model))
         model.load_state_dict(as_gpt2(weights_of(found[0], note), shape_of(args.model)))
     else:
-        from aiscale.train.model import Transformer
+        from aiscale.train.hugging_face import Transformer
 
-        model = Transformer(args.model).inner.to_empty(device="cpu")
+        model = Transformer(args.model).inner
         weights = weights_of(found[0], note)
         theirs = {name.removeprefix("inner."): tensor for name, tensor in weights.items()}
-        model.load_state_dict(theirs, strict=False)  # a tied head is there once
+        model.load_state_dict(theirs, strict=False, assign=True)  # a tied head is there once
         model.tie_weights()
     tokenizer = Path(path) / "tokenizer.json"
     return model.eval(), tokenizer.read_text() if tokenizer.exists() else None
