@@ -119,7 +119,7 @@ def test_a_folder_of_another_optimizer_or_trainer_is_refused_before_it_is_read(t
     one = ("--tp", "1", "--pp", "1", "--save-every", "1")
     train("megatron", 2, tmp_path / "run", "--steps", "1", *one, "--no-zero1")
     train("serial", 1, tmp_path / "serial", "--steps", "1")
-    for folder, rule in (("run", "has --no-zero1 True, not False"), ("serial", "is of serial, whose checkpoints")):
+    for folder, rule in (("run", "has --no-zero1 True, not False"), ("serial", "is of the trainer serial, whose")):
         done = run("aiscale.train.megatron", "--save", folder, *one, cwd=tmp_path)
-        assert done.returncode == 1 and f"{folder}/run.json {rule}" in done.stderr
+        assert done.returncode == 2 and f"--save {folder} {rule}" in done.stderr
         assert "Traceback" not in done.stderr
