@@ -308,7 +308,7 @@ REPORTS = {
         "train_tp_pp.py",
         (
             ('args.batch, mesh.get_local_rank("dp"), dp)', "args.batch)"),
-            ("n_microbatches=args.batch // dp", "n_microbatches=args.batch // world_size"),
+            ("stage, args.batch // dp", "stage, args.batch // world_size"),
         ),
         "samples",
         "",
@@ -320,8 +320,8 @@ REPORTS = {
         "train_tp_pp.py",
         (
             (
-                "whole = [w.grad.full_tensor() if",
-                "whole = [w.grad.to_local() if",
+                "whole = [g.full_tensor() if",
+                "whole = [g.to_local() if",
             ),
             ("group=pipeline)\n    torch.nn", "group=pipeline)\n    dist.all_reduce(squares)\n    torch.nn"),
         ),

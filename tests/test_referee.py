@@ -240,6 +240,14 @@ def test_planted_faults_are_found(name, tmp_path):
         assert any(fault.cause in words for words in verdict.warnings), str(verdict)
 
 
+def test_every_fault_still_fits_its_script(tmp_path):
+    """A lesson that changes a line of its script must not take a fault out of the table unseen."""
+    for number, fault in enumerate((*faults.FAULTS.values(), *reports.REPORTS.values())):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        faults.plant(fault.script, fault.changes, folder)
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("name", reports.REPORTS)
 def test_faults_of_reports_are_found_in_their_place_with_their_cause(name, tmp_path):
