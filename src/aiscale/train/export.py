@@ -61,7 +61,9 @@ def _bytes():
     """BPE without merges: every byte is a token with its own value as id."""
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, pre_tokenizers
-    from transformers.convert_slow_tokenizer import bytes_to_unicode  # `tokenizers` writes a byte as such a character
+
+    # `tokenizers` writes a byte as such a character.
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     library = Library(models.BPE({character: byte for byte, character in bytes_to_unicode().items()}, []))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -1,4 +1,4 @@
-"""The options of all trainers. Without torch: `aiscale submit` reads a launcher's options with them."""
+"""The options of all trainers, without torch: a check before a job starts can read them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ TEXT = pydoc_data.topics.__file__  # Python's own help texts, half a megabyte
 
 def options(description: str | None = None) -> argparse.ArgumentParser:
     """A parser with what every trainer has; a trainer adds its own."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_model_and_data(parser.add_argument_group("model and data"))
     add_optimizer(parser.add_argument_group("optimizer"))
     add_computing(parser.add_argument_group("computing"))

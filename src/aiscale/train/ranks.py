@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from datetime import timedelta
 
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from aiscale.train.presets import shape_of
 from aiscale.train.record import other_training
 from aiscale.train.refusal import refuse
+from aiscale.train.sharded_checkpoint import gather
 from aiscale.train.watch import watch
 
 
@@ -38,6 +40,8 @@ told = []  #: the signals that have come
 
 
 def note_signal(number, frame):
+    if number == signal.SIGINT and number in told:  # a second Ctrl-C does not wait for a step
+        raise KeyboardInterrupt
     told.append(number)
 
 
@@ -61,10 +65,8 @@ def start(args):
     connect(args)
     if world_size > 1:
         watch(args.patience)
-    reason = [
-        other_training(args, world_size) if rank == 0 else None
-    ]  # rank 0 looks, and all follow
-    dist.broadcast_object_list(reason)
+    # Rank 0 looks, and all follow.
+    reason = gather(other_training(args, world_size) if rank == 0 else None)
     if reason[0]:
         refuse(reason[0])
 
@@ -82,5 +84,19 @@ def connect(args):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
         step = os.environ.get("SLURM_STEP_ID", "0")
         dist.init_process_group(init_method=f"file://{store}.{step}", **place)
+    elif os.environ.get("SLURM_STEP_NUM_NODES") == "1" and "TORCHELASTIC_RUN_ID" not in os.environ:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group(store=store_of_one_node(timeout), **place)
     else:  # torchrun's store, or MASTER_ADDR and MASTER_PORT of a launcher
         dist.init_process_group(init_method="env://", **place)
+
+
+def store_of_one_node(timeout):
+    """Where ranks of one node meet under srun. By itself torch would listen on all networks."""
+    address = "127.0.0.1", int(os.environ.get("MASTER_PORT", 29500))
+    listening = {}
+    if rank == 0:
+        listening["master_listen_fd"] = socket.create_server(address, backlog=1024).detach()
+    return dist.TCPStore(
+        *address, world_size, rank == 0, timeout=timeout, wait_for_workers=False, **listening
+    )

@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import (
@@ -31,10 +32,15 @@ KEPT = 2  #: so many of the newest folders stay
 
 
 def gather(value):
-    """Every rank's value, on every rank."""
-    values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
+    """Every rank's value, on every rank; as JSON, so that what arrives is read and never run."""
+    mine = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([len(mine)]))
+    padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+    padded[: len(mine)] = mine
+    texts = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(texts, padded)
+    return [json.loads(bytes(text[:size].tolist())) for text, size in zip(texts, sizes)]
 
 
 def check_shared(path):
@@ -96,8 +102,8 @@ def newest(path):
     """(the newest undamaged folder, its steps), or (None, 0). Each that is passed over is named."""
     check_shared(path)  # else slices would lie on several disks
     rank, size = dist.get_rank(), dist.get_world_size()
-    found = gather(folders(path))[0]  # rank 0 looks, and all follow
-    for folder in found:
+    found = gather([str(folder) for folder in folders(path)])[0]  # rank 0 looks, all follow
+    for folder in map(Path, found):
         note, damaged = {"steps": 0, "files": {}}, []
         try:
             note = json.loads((folder / NOTE).read_text())
