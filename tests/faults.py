@@ -34,18 +34,19 @@ def replace(where: str, make) -> None:
     setattr(owner, name, make(getattr(owner, name)))
 
 
-def after_building(change) -> None:
-    """Call change(model) on every GPT after its weights are initialized."""
+def after_drawing(weight_name: str, change) -> None:
+    """Call change(weight) on this weight of every GPT after it is drawn."""
 
-    def make(init):
-        def changed(self, *args, **kwargs):
-            init(self, *args, **kwargs)
-            with torch.no_grad():
-                change(self)
+    def make(real):
+        def changed(self, name, weight):
+            real(self, name, weight)
+            if name == weight_name:
+                with torch.no_grad():
+                    change(weight)
 
         return changed
 
-    replace("aiscale.model:GPT.__init__", make)
+    replace("aiscale.model:GPT._init", make)
 
 
 @fault
@@ -149,12 +150,11 @@ def loss_divided_by_the_wrong_n():
 
 @fault
 def qkv_swapped():
-    def swap(model):
-        weight = model.blocks[0].attn.qkv.weight
+    def swap(weight):
         q, k, v = weight.chunk(3)
         weight.copy_(torch.cat([k, q, v]))
 
-    after_building(swap)
+    after_drawing("blocks.0.attn.qkv.weight", swap)
 
 
 @fault
@@ -205,10 +205,10 @@ def a_micro_batch_dropped():
 
 @fault
 def one_wrong_weight():
-    def change(model):
-        model.blocks[0].mlp.up.weight[3, 5] += 1e-3
+    def change(weight):
+        weight[3, 5] += 1e-3
 
-    after_building(change)
+    after_drawing("blocks.0.mlp.up.weight", change)
 
 
 #: strategy -> (its library, the function that enters it)
