@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from aiscale.train.layout import misfit
+from aiscale.train.options import options
 from aiscale.train.record import read_metrics
 
 ROOT = Path(__file__).parents[1]
@@ -46,29 +48,48 @@ def assert_equal(folder: Path, serial: Path, tolerance: float = TOLERANCE) -> No
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory):
+def drawn(tmp_path_factory):
     """What drawn_by_megatron.py found."""
     done = run("drawn_by_megatron", cwd=tmp_path_factory.mktemp("drawn"), paths=str(ROOT / "tests"))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def test_each_rank_draws_its_part_of_the_model_that_the_other_trainers_draw(said):
+def test_each_rank_draws_its_part_of_the_model_that_the_other_trainers_draw(drawn):
     ends = {"embedding.word_embeddings.weight", "output_layer.weight"}
-    assert ends <= {name for rank in said["ranks"] for name in rank["names"]}
-    assert [rank["differ"] for rank in said["ranks"]] == [[]] * 16
+    assert ends <= {name for rank in drawn for name in rank["names"]}
+    assert [rank["differ"] for rank in drawn] == [[]] * 16
 
 
-def test_a_rank_draws_within_twice_the_memory_of_its_shard(said):
+def test_a_rank_draws_within_twice_the_memory_of_its_shard(drawn):
     row_bytes = 4 * 4 * 512  # the longest row of a whole matrix, in fp32
-    for rank in said["ranks"]:
+    for rank in drawn:
         assert 2_000_000 < rank["shard_bytes"] < rank["peak_bytes"] < 2 * rank["shard_bytes"] + row_bytes
 
 
-def test_what_megatron_core_cannot_do_is_refused_in_a_line(said):
-    for words, line in said["refused"].items():
-        assert all(word in line for word in words.split() if word in ("--fp64", "--compile", "lamb", "3")), line
-        assert line.count("\n") == 1, words
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ("--fp64", "--fp64"),
+        ("--optimizer lamb", "lamb"),
+        ("--compile", "--compile"),
+        ("--bf16 --fp16", "--bf16 --fp16"),
+        ("--model gptj-tiny", "gptj-tiny"),
+        ("--tp 3 --pp 1", "--tp 3"),
+        ("--pp 3", "--pp 3"),
+        ("--pp 5", "--pp 5"),
+        ("--pp 4 --virtual-stages 2", "--virtual-stages 2"),
+        ("--model gpt-c --pp 2 --virtual-stages 3", "--pp 2"),
+        ("--pp 4 --tp 1 --model gpt2 --batch 6 --virtual-stages 3", "3 micro-batches"),
+        ("--tp 1 --sequence-parallel", "--tp 1"),
+        ("--batch 15", "--batch is 15"),
+    ],
+)
+def test_what_megatron_core_cannot_do_is_refused_in_a_line(words, value):
+    args = options("megatron").parse_args(words.split())
+    reason = misfit(args, args.tp * args.pp)
+    assert value in reason and "\n" not in reason
+    assert misfit(options("megatron").parse_args([]), 4) is None
 
 
 @pytest.mark.extended

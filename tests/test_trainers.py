@@ -28,8 +28,8 @@ import trainer_diffs  # noqa: E402
 GROWN = [name for name in trainer_diffs.ORIGINS if (TRAIN / f"{name}.py").exists()]
 #: Lines of code that a trainer may add to the learner's script, imports and comments aside.
 MOST_ADDED = {"zero": 25, "radius": 40, "megatron": 60}
-HELPERS = """hugging_face trained job ranks watch data model optimizer options presets record refusal normal command
-sharded_checkpoint megatron_checkpoint megatron_layers megatron_model megatron_weights""".split()
+HELPERS = """layout hugging_face trained job ranks watch data model optimizer options presets record refusal normal
+command sharded_checkpoint megatron_checkpoint megatron_layers megatron_model megatron_weights""".split()
 
 
 def run(trainer, *options, ranks=1, status=0, folder, env=None):
@@ -372,17 +372,29 @@ def refused(capsys):
 def test_bad_settings_get_one_line(tmp_path, refused):
     parse = options.options().parse_args
     (tmp_path / "empty").touch()
+    (tmp_path / "short").write_text("x" * 64)
     cases = {
         ("--text", str(tmp_path / "empty")): "is no folder and no file with a text in it",
         ("--text", str(tmp_path)): "holds no tokens: `aiscale data prepare` makes them",
         ("--length", "65"): "--length 65 is too long: --model tiny reads at most 64 tokens",
         ("--model", "nowhere"): "--model nowhere is no folder with a config.json",
-        ("--batch", "100000"): "fewer than --batch 100000",
+        ("--length", "64", "--text", str(tmp_path / "short")): "no sequence of --length 64",
     }
     for given, message in cases.items():
         assert message in refused(data.read_windows, parse(given))
     _, said = run("serial", "--batch", 15, status=2, folder=tmp_path)
     assert "--batch is 15: it must be a multiple of 1 copies of the model x --micro-batch 2" in said
+
+
+def test_a_batch_larger_than_the_text_has_each_sequence_as_often(tmp_path):
+    (tmp_path / "text").write_bytes(bytes(range(101)))
+    args = options.options().parse_args(["--length", "10", "--batch", "24", "--text", str(tmp_path / "text")])
+    windows, *_ = data.read_windows(args)
+    steps = [batch[:, 0].tolist() for _, batch in data.batches(windows, 0, args, 0, 1)]
+    assert len(steps) == args.steps and all(len(step) == 24 for step in steps)
+    for step in steps:  # ten sequences, three orders of them, the rest of which is dropped
+        assert {step.count(first) for first in range(0, 100, 10)} <= {2, 3}
+    assert steps[0] != steps[1]
 
 
 def test_another_training_in_the_folder_is_refused(tmp_path, refused):

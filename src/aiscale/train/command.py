@@ -9,9 +9,8 @@ import sys
 
 from aiscale.launch import launch
 from aiscale.processes import usable_cores
+from aiscale.train.options import TRAINERS
 from aiscale.train.refusal import refuse
-
-TRAINERS = ("serial", "ddp", "fsdp", "zero", "tp_pp", "megatron", "radius")
 
 
 def main(argv: list[str]) -> int:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -69,20 +71,24 @@ def read_windows(args) -> tuple[Windows, Windows, str]:
         refuse(f"--length {args.length} is too long: {limit}")
     end = len(tokens) - round(len(tokens) * args.held_out)
     windows = Windows(tokens[:end], args.length)
-    if len(windows) < args.batch:
-        have = f"--text has {len(windows)} sequences of --length {args.length}"
-        refuse(f"{have}, fewer than --batch {args.batch}: lower one of them")
+    if not len(windows):
+        refuse(f"--text {args.text} has no sequence of --length {args.length}: lower it")
     return windows, Windows(tokens[end:], args.length), digest
 
 
 def batches(windows, first: int, args, rank: int, world_size: int):
     """Each step and this rank's share of its batch. Each epoch has an order of its own."""
     size, drawn = args.batch, None
+    times = math.ceil(size / len(windows))
+    if times > 1 and rank == 0:
+        have = f"--text has {len(windows)} sequences of --length {args.length}"
+        print(f"{have}: --batch {size} has each {times} times", file=sys.stderr, flush=True)
     for step in range(first, args.steps):
-        epoch, place = divmod(step, len(windows) // size)
+        epoch, place = divmod(step, times * len(windows) // size)
         if epoch != drawn:
             generator = torch.Generator().manual_seed(epoch)
-            order = torch.randperm(len(windows), generator=generator)
+            orders = [torch.randperm(len(windows), generator=generator) for _ in range(times)]
+            order = torch.cat(orders)
             drawn = epoch
         yield step, windows[order[place * size : (place + 1) * size][rank::world_size]]
 

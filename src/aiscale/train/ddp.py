@@ -28,7 +28,9 @@ def main(args):
     first = load(args.save, model, optimizer)
     cast = torch.autocast(device.type, torch.bfloat16, enabled=args.bf16)
     model.forward = cast(model.forward)
-    model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    model = DistributedDataParallel(
+        model, gradient_as_bucket_view=True, bucket_cap_mb=args.bucket_mb
+    )
     windows, held_out, text = read_windows(args)
     job = Job(args, optimizer, first, text)
     for step, batch in job.follow(batches(windows, first, args, rank, world_size)):
@@ -54,6 +56,6 @@ def main(args):
 
 
 if __name__ == "__main__":
-    parser = options(__doc__)
+    parser = options("ddp", __doc__)
     main(parser.parse_args())
     gc.freeze()  # or Python, when it ends, searches all objects of torch: a second a rank

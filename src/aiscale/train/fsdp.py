@@ -55,6 +55,6 @@ def main(args):
 
 
 if __name__ == "__main__":
-    parser = options(__doc__)
+    parser = options("fsdp", __doc__)
     main(parser.parse_args())
     gc.freeze()  # or Python, when it ends, searches all objects of torch: a second a rank

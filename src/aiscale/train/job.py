@@ -104,7 +104,8 @@ class Job:
 
     def must_save(self, step):
         """Whether this is the step to save after, the same on all ranks."""
-        due = (step + 1) % self.args.save_every == 0 or step + 1 == self.args.steps
+        every = self.args.save_every
+        due = bool(every) and ((step + 1) % every == 0 or step + 1 == self.args.steps)
         if not (due or self.stopping or self.overdue):
             return False
         self.read_pending()  # a loss that is no number must not be saved

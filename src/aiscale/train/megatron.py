@@ -22,7 +22,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from aiscale.train.data import batches, read_windows, share_of
 from aiscale.train.job import Job
 from aiscale.train.megatron_checkpoint import load, save
-from aiscale.train.megatron_model import check, configure, grid, pieces
+from aiscale.train.megatron_model import configure, grid, pieces
 from aiscale.train.options import options
 from aiscale.train.ranks import device, start
 
@@ -81,7 +81,6 @@ def learn(micro_batches, model, optimizer):
 
 def main(args):
     start(args)
-    check(args)
     parallel_state.initialize_model_parallel(*grid(args), create_gloo_process_groups=False)
     tensor_parallel.model_parallel_cuda_manual_seed(args.seed)  # attention wants it, even at 0
     copy = parallel_state.get_data_parallel_rank()
@@ -104,12 +103,6 @@ def main(args):
 
 
 if __name__ == "__main__":
-    parser = options(__doc__)
-    parser.add_argument("--tp", type=int, default=2, help="ranks that share each matrix")
-    parser.add_argument("--pp", type=int, default=2, help="stages of the pipeline")
-    parser.add_argument("--virtual-stages", type=int, default=1, help="pieces of the model a rank")
-    parser.add_argument("--sequence-parallel", action="store_true", help="tp cuts norms, too")
-    parser.add_argument("--no-zero1", action="store_true", help="each copy has all Adam states")
-    parser.add_argument("--fp16", action="store_true", help="compute in fp16, scale the loss")
+    parser = options("megatron", __doc__)
     main(parser.parse_args())
     gc.freeze()  # or Python, when it ends, searches all objects of torch: a second a rank

@@ -1,4 +1,4 @@
-"""Megatron-Core's model for a shape of presets.toml, and what it cannot do, said in one line."""
+"""Megatron-Core's model for a shape of presets.toml."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from megatron.core.transformer.module import Float16Module
 
 from aiscale.train.megatron_layers import layers
 from aiscale.train.megatron_weights import draw
-from aiscale.train.presets import presets, shape_of
-from aiscale.train.ranks import device, world_size
-from aiscale.train.refusal import refuse
+from aiscale.train.presets import shape_of
+from aiscale.train.ranks import device
 
 
 def configure(args):
@@ -105,43 +104,3 @@ def leave_out_padding(model, vocabulary):
 
     if model.post_process and real < size:
         model.output_layer.register_forward_hook(hook)
-
-
-def check(args):
-    """Stops with one line if Megatron-Core cannot do what the options ask for."""
-    if args.model not in presets() or "transformers" in presets()[args.model]:
-        stop(f"--model {args.model}", "Megatron-Core has a GPT of its own: take fsdp or zero")
-    if args.fp64:
-        stop("--fp64", "Megatron-Core computes the loss in fp32: leave it out, or take tp_pp")
-    if args.optimizer == "lamb":
-        stop("--optimizer lamb", "Megatron-Core has Adam: take adamw, or train by fsdp or zero")
-    if args.compile:
-        stop("--compile", "Megatron-Core's blocks are not compiled here: leave it out")
-    if args.bf16 and args.fp16:
-        stop("--bf16 --fp16", "a run has one precision: leave one out")
-    shape, tp, pp = shape_of(args.model), args.tp, args.pp
-    if shape.layers % (pp * args.virtual_stages):
-        stages = f"--pp {pp} x --virtual-stages {args.virtual_stages}"
-        stop(stages, f"must divide the {shape.layers} layers of {args.model}: lower one of them")
-    if shape.heads % tp:
-        stop(f"--tp {tp}", f"must divide the {shape.heads} heads of {args.model}: lower it")
-    if args.sequence_parallel and (tp == 1 or args.length % tp):
-        rule = f"--tp {tp} must be more than 1 and divide --length {args.length}: change one"
-        stop("--sequence-parallel", rule)
-    if virtual(args):
-        check_interleaved(args)
-
-
-def check_interleaved(args):
-    if args.pp < 3:
-        rule = f"with --pp {args.pp} both neighbours are one rank and messages cross: take 3"
-        stop(f"--virtual-stages {args.virtual_stages}", rule)
-    copies = world_size // (args.tp * args.pp)
-    micro_batches = args.batch // (copies * args.micro_batch)
-    if micro_batches % args.pp:
-        rule = f"--pp {args.pp} must divide a copy's {micro_batches} micro-batches: change --batch"
-        stop(f"--virtual-stages {args.virtual_stages}", rule)
-
-
-def stop(option, rule):
-    refuse(f"{option}: {rule}")

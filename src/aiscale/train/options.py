@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 import math
 import pydoc_data.topics
+from pathlib import Path
 
 TEXT = pydoc_data.topics.__file__  # Python's own help texts, half a megabyte
+DEEPSPEED = str(Path(__file__).with_name("ds_config.json"))
 
 
-def options(description: str | None = None) -> argparse.ArgumentParser:
-    """A parser with what every trainer has; a trainer adds its own."""
+def options(trainer: str = "serial", description: str | None = None) -> argparse.ArgumentParser:
+    """A parser with what every trainer has, and with what is this trainer's own."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    if trainer in OWN:
+        OWN[trainer](parser.add_argument_group(f"of {trainer}"))
     add_model_and_data(parser.add_argument_group("model and data"))
     add_optimizer(parser.add_argument_group("optimizer"))
     add_computing(parser.add_argument_group("computing"))
@@ -57,8 +61,55 @@ def add_computing(group) -> None:
 def add_run(group) -> None:
     add = group.add_argument
     add("--save", default="run", metavar="FOLDER", help="record and checkpoints; it goes on there")
-    add("--save-every", type=int, default=10, metavar="STEPS")
+    add("--save-every", type=int, default=10, metavar="STEPS", help="0: only if it is stopped")
     add("--save-minutes", type=float, default=math.inf, metavar="MINUTES", help="and so often")
     add("--evaluate-every", type=int, default=0, metavar="STEPS", help="0: never")
     add("--evaluate-batches", type=int, default=1, metavar="N", help="of the text held out")
     add("--patience", type=float, default=1200, metavar="SECONDS", help="for a rank that is late")
+
+
+# What only one trainer has -----------------------------------------------------------------------
+
+
+def add_buckets(group) -> None:
+    help = "MiB of gradients sent at once; larger than the model: all after the backward pass"
+    group.add_argument("--bucket-mb", type=float, metavar="MIB", help=help)
+
+
+def add_zero(group) -> None:
+    add = group.add_argument
+    add("--config", type=open, default=DEEPSPEED, help="of DeepSpeed")
+    add("--stage", type=int, choices=(0, 1, 2, 3), default=2, help="of ZeRO")
+
+
+def add_grid(group) -> None:
+    add = group.add_argument
+    add("--tp", type=int, default=2, help="ranks that share each matrix")
+    add("--pp", type=int, default=2, help="stages of the pipeline")
+
+
+def add_megatron(group) -> None:
+    add = group.add_argument
+    add_grid(group)
+    add("--virtual-stages", type=int, default=1, help="pieces of the model a rank")
+    add("--sequence-parallel", action="store_true", help="tp cuts norms, too")
+    add("--no-zero1", action="store_true", help="each copy has all Adam states")
+    add("--fp16", action="store_true", help="compute in fp16, scale the loss")
+
+
+def add_radius(group) -> None:
+    add = group.add_argument
+    add("--density", type=float, default=0.4, help="share that a sparse step sends")
+    add("--interval", type=int, default=5, help="steps from one dense step to the next")
+    add("--dense-until", type=int, default=0, metavar="STEP", help="before it all are dense")
+    add_buckets(group)
+
+
+OWN = {
+    "ddp": add_buckets,
+    "zero": add_zero,
+    "tp_pp": add_grid,
+    "megatron": add_megatron,
+    "radius": add_radius,
+}
+TRAINERS = ("serial", "ddp", "fsdp", "zero", "tp_pp", "megatron", "radius")

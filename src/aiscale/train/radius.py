@@ -82,7 +82,9 @@ def main(args):
     radius.step = first = load(args.save, model, optimizer, **radius.state())
     cast = torch.autocast(device.type, torch.bfloat16, enabled=args.bf16)
     model.forward = cast(model.forward)
-    model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    model = DistributedDataParallel(
+        model, gradient_as_bucket_view=True, bucket_cap_mb=args.bucket_mb
+    )
     model.register_comm_hook(None, radius.hook)
     windows, held_out, text = read_windows(args)
     job = Job(args, optimizer, first, text)
@@ -110,13 +112,6 @@ def main(args):
 
 
 if __name__ == "__main__":
-    parser = options(__doc__)
-    parser.add_argument("--density", type=float, default=0.4, help="share that a sparse step sends")
-    parser.add_argument(
-        "--interval", type=int, default=5, help="steps from one dense step to the next"
-    )
-    parser.add_argument(
-        "--dense-until", type=int, default=0, metavar="STEP", help="before it all are dense"
-    )
+    parser = options("radius", __doc__)
     main(parser.parse_args())
     gc.freeze()  # or Python, when it ends, searches all objects of torch: a second a rank

@@ -11,7 +11,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from aiscale.train.presets import shape_of
+from aiscale.train.layout import misfit
 from aiscale.train.record import other_training
 from aiscale.train.refusal import refuse
 from aiscale.train.sharded_checkpoint import gather
@@ -52,14 +52,9 @@ signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # see __init__.py
 
 def start(args):
     """Checks settings, then waits for all ranks; NCCL between GPUs, gloo between CPUs."""
-    shape_of(args.model)  # refuses a model that it does not know
-    shared = getattr(args, "tp", 1) * getattr(args, "pp", 1)  # ranks of one copy
-    if world_size % shared:
-        refuse(f"{world_size} ranks are no multiple of --tp {args.tp} x --pp {args.pp}")
-    copies = world_size // shared
-    if args.batch % (copies * args.micro_batch):
-        rule = f"a multiple of {copies} copies of the model x --micro-batch {args.micro_batch}"
-        refuse(f"--batch is {args.batch}: it must be {rule}")
+    reason = misfit(args, world_size)
+    if reason:
+        refuse(reason)
     if args.fp64:
         torch.set_default_dtype(torch.float64)
     connect(args)

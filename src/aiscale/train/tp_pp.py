@@ -90,8 +90,6 @@ def main(args):
 
 
 if __name__ == "__main__":
-    parser = options(__doc__)
-    parser.add_argument("--tp", type=int, default=2, help="ranks that share each matrix")
-    parser.add_argument("--pp", type=int, default=2, help="stages of the pipeline")
+    parser = options("tp_pp", __doc__)
     main(parser.parse_args())
     gc.freeze()  # or Python, when it ends, searches all objects of torch: a second a rank

@@ -8,7 +8,6 @@ Start it again with more steps: it goes on from its checkpoint.
 import gc
 import json
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -26,8 +25,6 @@ if not torch.cuda.is_available():
 
     without_gpu.prepare_deepspeed()
 import deepspeed
-
-CONFIG = str(Path(__file__).with_name("ds_config.json"))
 
 
 def main(args):
@@ -62,8 +59,6 @@ def main(args):
 
 
 if __name__ == "__main__":
-    parser = options(__doc__)
-    parser.add_argument("--config", type=open, default=CONFIG, help="of DeepSpeed")
-    parser.add_argument("--stage", type=int, choices=(0, 1, 2, 3), default=2, help="of ZeRO")
+    parser = options("zero", __doc__)
     main(parser.parse_args())
     gc.freeze()  # or Python, when it ends, searches all objects of torch: a second a rank

@@ -1,0 +1,108 @@
+"""What the options of a trainer mean to the formulas: `aiscale.train.fsdp --model gpt2-xl` as a Run.
+
+run = run_of("fsdp", args)      # args: of aiscale.train.options
+layout_of(run, 16)              # on 16 ranks, for the planner
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from aiscale.config import (
+    CompressionConfig,
+    DataConfig,
+    HFModelConfig,
+    LoopConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    Run,
+)
+from aiscale.train.presets import presets, shape_of
+
+
+def run_of(trainer: str, args: argparse.Namespace) -> Run:
+    """What the trainer of that name computes with these options. Ends as it does on a bad model."""
+    return Run(
+        model=model_of(args.model, args.recompute),
+        data=DataConfig(corpus=args.text),
+        optimizer=OptimizerConfig(
+            name=args.optimizer,
+            lr=args.lr,
+            min_lr=args.lr if args.min_lr is None else args.min_lr,
+            warmup_steps=args.warm_up,
+            decay_steps=args.decay_steps or 0,
+            beta2=args.beta2,
+            weight_decay=args.weight_decay,
+            clip_norm=args.clip,
+        ),
+        parallel=_parallel(trainer, args),
+        compression=_compression(trainer, args),
+        loop=LoopConfig(
+            steps=args.steps,
+            seq_len=args.length,
+            global_batch=args.batch,
+            micro_batch=args.micro_batch,
+            precision=precision_of(args),
+            checkpoint_every=args.save_every,
+            save_last=args.save_every > 0,
+            compile=args.compile,
+        ),
+    )
+
+
+def model_of(name: str, recompute: bool = False) -> ModelConfig | HFModelConfig:
+    """The model of a preset, or of a folder with a config.json of transformers."""
+    more = {"activation_checkpointing": recompute}
+    if name not in presets():
+        shape_of(name)
+        return HFModelConfig(folder=name, **more)
+    shape = shape_of(name)
+    sizes = {
+        "n_layer": shape.layers,
+        "n_head": shape.heads,
+        "d_model": shape.width,
+        "vocab_size": shape.vocabulary,
+        "max_seq_len": shape.context,
+    }
+    if "transformers" in presets()[name]:
+        model_type = presets()[name]["transformers"]["model_type"]
+        return HFModelConfig(model_type=model_type, **sizes, **more)
+    position = "rotary" if shape.rotary else "learned"
+    return ModelConfig(**sizes, tied=shape.tied, position=position, **more)
+
+
+def precision_of(args: argparse.Namespace) -> str:
+    for name in ("fp64", "bf16", "fp16"):
+        if getattr(args, name, False):
+            return name
+    return "fp32"
+
+
+def _parallel(trainer: str, args: argparse.Namespace) -> ParallelConfig:
+    if trainer == "zero":
+        return ParallelConfig(strategy="zero", zero_stage=args.stage)
+    if trainer == "tp_pp":
+        return ParallelConfig(strategy="megatron", tp=args.tp, pp=args.pp)
+    if trainer == "megatron":
+        return ParallelConfig(
+            strategy="megatron",
+            tp=args.tp,
+            pp=args.pp,
+            virtual_stages=args.virtual_stages,
+            schedule="interleaved" if args.virtual_stages > 1 else "1f1b",
+            sequence_parallel=args.sequence_parallel,
+            distributed_optimizer=not args.no_zero1,
+        )
+    return ParallelConfig(strategy="ddp" if trainer == "radius" else trainer)
+
+
+def _compression(trainer: str, args: argparse.Namespace) -> CompressionConfig:
+    if trainer != "radius":
+        return CompressionConfig()
+    return CompressionConfig(
+        method="radius",
+        density=args.density,
+        interval=args.interval,
+        warmup_steps=args.dense_until,
+    )

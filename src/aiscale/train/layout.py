@@ -1,0 +1,69 @@
+"""Whether so many ranks can share the work that options ask for. Without torch, for `submit` too.
+
+misfit(args, 32)     # None, or the values, the rule that they break and the remedy
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+from aiscale.train.presets import presets, shape_of
+
+
+def misfit(args: argparse.Namespace, ranks: int) -> str | None:
+    """Why these options and ranks do not fit, or None."""
+    shape = shape_of(args.model)
+    tp, pp = getattr(args, "tp", 1), getattr(args, "pp", 1)
+    if ranks % (tp * pp):
+        return f"{ranks} ranks are no multiple of --tp {tp} x --pp {pp}: change one of them"
+    if shape.heads % tp:
+        return f"--tp {tp}: it must divide the {shape.heads} heads of {args.model}: lower it"
+    if pp > shape.layers:
+        return f"--pp {pp}: {args.model} has {shape.layers} layers, one a stage at most: lower it"
+    copies = ranks // (tp * pp)
+    together = copies * args.micro_batch
+    if args.batch % together:
+        rule = f"{copies} copies of the model x --micro-batch {args.micro_batch}"
+        smallest = math.ceil(args.batch / together) * together
+        return f"--batch is {args.batch}: it must be a multiple of {rule}, such as {smallest}"
+    if hasattr(args, "virtual_stages"):
+        return not_of_megatron(args) or not_interleaved(args, copies)
+    return None
+
+
+def not_of_megatron(args: argparse.Namespace) -> str | None:
+    """What Megatron-Core cannot do, or does not do here."""
+    shape, tp, pp = shape_of(args.model), args.tp, args.pp
+    if args.model not in presets() or "transformers" in presets()[args.model]:
+        return f"--model {args.model}: Megatron-Core has a GPT of its own: take fsdp or zero"
+    if args.fp64:
+        return "--fp64: Megatron-Core computes the loss in fp32: leave it out, or take tp_pp"
+    if args.optimizer == "lamb":
+        return "--optimizer lamb: Megatron-Core has Adam: take adamw, or train by fsdp or zero"
+    if args.compile:
+        return "--compile: Megatron-Core's blocks are not compiled here: leave it out"
+    if args.bf16 and args.fp16:
+        return "--bf16 --fp16: a run has one precision: leave one out"
+    if shape.layers % (pp * args.virtual_stages):
+        stages = f"--pp {pp} x --virtual-stages {args.virtual_stages}"
+        return f"{stages}: must divide the {shape.layers} layers of {args.model}: lower one of them"
+    if args.sequence_parallel and (tp == 1 or args.length % tp):
+        rule = f"--tp {tp} must be more than 1 and divide --length {args.length}: change one"
+        return f"--sequence-parallel: {rule}"
+    return None
+
+
+def not_interleaved(args: argparse.Namespace, copies: int) -> str | None:
+    """What Megatron-Core's interleaved schedule cannot do."""
+    option = f"--virtual-stages {args.virtual_stages}"
+    if args.virtual_stages == 1:
+        return None
+    if args.pp < 3:
+        rule = f"with --pp {args.pp} both neighbours are one rank and messages cross: take 3"
+        return f"{option}: {rule}"
+    micro_batches = args.batch // (copies * args.micro_batch)
+    if micro_batches % args.pp:
+        rule = f"--pp {args.pp} must divide a copy's {micro_batches} micro-batches: change --batch"
+        return f"{option}: {rule}"
+    return None
