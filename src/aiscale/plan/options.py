@@ -11,18 +11,16 @@ import argparse
 from aiscale.config import (
     CompressionConfig,
     DataConfig,
-    HFModelConfig,
     LoopConfig,
-    ModelConfig,
     OptimizerConfig,
     ParallelConfig,
     Run,
 )
-from aiscale.train.presets import presets, shape_of
+from aiscale.plan.presets import model_of
 
 
 def run_of(trainer: str, args: argparse.Namespace) -> Run:
-    """What the trainer of that name computes with these options. Ends as it does on a bad model."""
+    """What the trainer of that name computes with these options. Raises ConfigError."""
     return Run(
         model=model_of(args.model, args.recompute),
         data=DataConfig(corpus=args.text),
@@ -49,27 +47,6 @@ def run_of(trainer: str, args: argparse.Namespace) -> Run:
             compile=args.compile,
         ),
     )
-
-
-def model_of(name: str, recompute: bool = False) -> ModelConfig | HFModelConfig:
-    """The model of a preset, or of a folder with a config.json of transformers."""
-    more = {"activation_checkpointing": recompute}
-    if name not in presets():
-        shape_of(name)
-        return HFModelConfig(folder=name, **more)
-    shape = shape_of(name)
-    sizes = {
-        "n_layer": shape.layers,
-        "n_head": shape.heads,
-        "d_model": shape.width,
-        "vocab_size": shape.vocabulary,
-        "max_seq_len": shape.context,
-    }
-    if "transformers" in presets()[name]:
-        model_type = presets()[name]["transformers"]["model_type"]
-        return HFModelConfig(model_type=model_type, **sizes, **more)
-    position = "rotary" if shape.rotary else "learned"
-    return ModelConfig(**sizes, tied=shape.tied, position=position, **more)
 
 
 def precision_of(args: argparse.Namespace) -> str:

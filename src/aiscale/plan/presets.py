@@ -1,0 +1,38 @@
+"""Models by name, from presets.toml, as the formulas read them."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from pathlib import Path
+
+from aiscale.config import ConfigError, HFModelConfig, ModelConfig, hint
+
+TABLE = Path(__file__).parents[1] / "presets.toml"
+
+
+@functools.cache
+def presets() -> dict[str, dict]:
+    """The table: {name: its entries}."""
+    return tomllib.loads(TABLE.read_text())
+
+
+def model_of(name: str, recompute: bool = False) -> ModelConfig | HFModelConfig:
+    """The model of a preset, or of a folder with a config.json of transformers. Raises ConfigError."""
+    more = {"activation_checkpointing": recompute}
+    if name not in presets():
+        if (Path(name) / "config.json").is_file():
+            return HFModelConfig(folder=name, **more)
+        raise ConfigError(f"unknown model {name!r}: {hint(name.lower(), presets())}")
+    preset = presets()[name]
+    sizes = {
+        "n_layer": preset["layers"],
+        "n_head": preset["heads"],
+        "d_model": preset["width"],
+        "vocab_size": preset["vocabulary"],
+        "max_seq_len": preset["context"],
+    }
+    if "transformers" in preset:
+        return HFModelConfig(model_type=preset["transformers"]["model_type"], **sizes, **more)
+    position = "rotary" if preset.get("rotary") else "learned"
+    return ModelConfig(**sizes, tied=preset.get("tied", False), position=position, **more)
