@@ -1,7 +1,7 @@
 """Launchers: committed files equal rendered ones, pass shellcheck, and start what their lesson says.
 
 Bash runs each file unmodified, with stand-ins for the site's programs (`srun`, `module`, `sbatch`, ...) that record
-their arguments; the real argument parser then reads the training command, and a Run is built from it.
+their arguments; the trainer's own parser then reads its options, and a Run is built from them.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ from pathlib import Path
 import pytest
 
 from aiscale import cost
-from aiscale.cli import _configured, _parser, main
+from aiscale.cli import _parser, main
 from aiscale.config import HFModelConfig, ModelConfig
 from aiscale.hpc.launchers import LESSONS, SHIPPED, drift, render_all
 from aiscale.hpc.launchers.render import fits, place_for
+from aiscale.hpc.sbatch import Training
 from aiscale.hpc.sites import load, names, site
 from aiscale.machines import find_machine
+from aiscale.measure import speed
+from aiscale.train.options import options as trainers_options
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "launchers"
 FILES = [f"{name}/{lesson}.sbatch" for name in SHIPPED for lesson in LESSONS if fits(LESSONS[lesson], site(name))]
 TRAINING = [path for path in FILES if LESSONS[Path(path).stem].work == "train"]
-VARIANTS = [(path, settings) for path in TRAINING for settings in [(), *LESSONS[Path(path).stem].variants.values()]]
+VARIANTS = [(path, words) for path in TRAINING for words in ["", *LESSONS[Path(path).stem].variants.values()]]
 
 #: stands in for every program of a site: records its name and arguments, and does the little that the file needs
 STUB = (
@@ -43,14 +46,12 @@ name="${0##*/}"
 case "$name $*" in
   "scontrol show hostnames"*) printf '%s\n' ${HOSTS:-node1} ;;
   hostname*) echo 10.0.0.1 ;;
-  srun*" -m aiscale train"*)
+  srun*" -m aiscale.train."*)
     if [ -n "${AISCALE_NOTE_SAVED:-}" ]; then
-      for line in ${NOTES-step_00000001}; do echo "${line//:/ }" >> "$AISCALE_NOTE_SAVED"; done
+      for line in ${NOTES-runs/x/00000001}; do echo "${line//:/ }" >> "$AISCALE_NOTE_SAVED"; done
     fi
-    case "$*" in *" --json"*) # gloo up to torch 2.12, then aiscale
-      printf '[Gloo] Rank 0 is connected to 1 peer ranks.\n{"tokens_per_s": 1}\n' ;;
-    esac
     exit "${TRAIN_STATUS:-0}" ;;
+  srun*" -m aiscale doctor"*) exit "${DOCTOR_STATUS:-0}" ;;
   srun*" -m aiscale.cluster "*) # FOLDER COUNT slurm
     stat -c %a "${@: -3:1}" >> "$CALLS.modes"
     for _ in $(seq "${ENGINES_LAST:-0}"); do [ -e "$CALLS.cancelled" ] || sleep 0.05; done ;;
@@ -110,19 +111,17 @@ class Job:
         lines = [line.rstrip("\037").split("\037") for line in self.calls_file.read_text().splitlines()]
         return [line for line in lines if program in ("", line[0])]
 
-    def steps(self, command: str) -> list[tuple[dict[str, str], list[str]]]:
-        """(srun's options, aiscale's arguments) of every step that runs `aiscale COMMAND`."""
+    def steps(self) -> list[tuple[dict[str, str], Training]]:
+        """(srun's options, what is trained) of every step that trains."""
         found = []
         for words in self.calls("srun"):
-            if "aiscale" in words and words[words.index("aiscale") + 1] == command:
-                end = words.index("python")
-                pairs = (word.lstrip("-").partition("=") for word in words[1:end])
-                found.append(({key: value for key, _, value in pairs}, words[words.index("aiscale") + 1 :]))
+            end = words.index("-m") if "-m" in words else 0
+            if end and words[end + 1].startswith("aiscale.train."):
+                trainer = words[end + 1].removeprefix("aiscale.train.")
+                pairs = (word.lstrip("-").partition("=") for word in words[1 : words.index("python")])
+                args = trainers_options(trainer).parse_args(words[end + 2 :])
+                found.append(({key: value for key, _, value in pairs}, Training(trainer, args)))
         return found
-
-
-def run_of(words: list[str]):
-    return _configured(_parser(words[0]).parse_args(words))
 
 
 # The files ------------------------------------------------------------------------------------------------------------
@@ -150,7 +149,7 @@ def test_every_file_of_every_site_passes_bash_and_shellcheck(name, tmp_path):
     assert len(files) >= (1 if site(name).pbs else 8)
     for file in files:
         assert subprocess.run(["bash", "-n", file], capture_output=True, text=True).stderr == ""
-        assert len(Path(file).read_text().splitlines()) <= 58 and len(Path(file).read_bytes()) <= 3000, file
+        assert len(Path(file).read_text().splitlines()) <= 62 and len(Path(file).read_bytes()) <= 3100, file
     if not shutil.which("shellcheck"):
         pytest.skip("no shellcheck on this machine")
     done = subprocess.run(["shellcheck", "-x", *files], capture_output=True, text=True)
@@ -235,35 +234,43 @@ def test_threads_of_all_ranks_fit_into_the_cores_that_a_job_has_of_a_node(name):
 # What they start ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path, settings", VARIANTS)
-def test_the_training_command_parses_and_fits_the_ranks_and_gpu_memory(path, settings, tmp_path):
+@pytest.mark.parametrize("path, words", VARIANTS)
+def test_the_training_command_parses_and_fits_the_ranks_and_gpu_memory(path, words, tmp_path):
     place, lesson = place_of(path), LESSONS[Path(path).stem]
-    words = [word for setting in ("loop.steps=7", *settings) for word in ("--set", setting)]
-    job = Job(tmp_path, path, *words)
+    job = Job(tmp_path, path, "--steps", "7", *words.split())
     assert job.finish() == (0, "")
-    [(step, words)] = job.steps("train")
+    [(step, training)] = job.steps()
     ranks = int(step["nodes"]) * int(step["ntasks-per-node"])
     assert "label" in step and ranks == job.nodes * place.node.ranks_per_node >= lesson.ranks
     assert int(step["nodes"]) == job.nodes
     assert int(step["cpus-per-task"]) == place.node.cpus_per_rank
-    run = run_of(words)
-    assert run.loop.hang_timeout_s == 1200, "file systems of centres pause for longer than the default allows"
-    assert run.parallel.distributed_optimizer == lesson.name.startswith(("3d", "forge"))
+    args, run = training.args, training.run
+    assert args.patience == 1200, "file systems of centres pause for long"
+    assert run.parallel.distributed_optimizer == (training.trainer == "megatron")
     fitting = re.search(r"fits -N ([\d, or]+)", (FOLDER / path).read_text())
     for nodes in (job.nodes, *map(int, re.findall(r"\d+", fitting[1] if fitting else ""))):
-        run.check_world(nodes * place.node.ranks_per_node)
-    assert run.loop.steps == 7, "what follows the file's name reaches aiscale train"
-    parsed = _parser("train").parse_args(words)
-    assert (
-        parsed.resume_if_any
-        and parsed.doctor
-        and run.name == Path(path).stem
-        and parsed.runs_dir == str(tmp_path / "runs")
-    )
+        assert training.misfit(nodes * place.node.ranks_per_node) is None, nodes
+    assert args.steps == 7, "what follows the file's name reaches the trainer"
+    assert args.save == str(tmp_path / "runs" / Path(path).stem)
     assert run.parallel.tp <= place.node.gpus, "tensor parallelism would leave the node"
     assert needs_gb(run, ranks) < 0.9 * memory_gb(place, path)
     if lesson.name == "zero":
-        assert needs_gb(run.override("parallel.zero_stage=0"), ranks) > memory_gb(place, path), "undivided"
+        undivided = dataclasses.replace(run, parallel=dataclasses.replace(run.parallel, zero_stage=0))
+        assert needs_gb(undivided, ranks) > memory_gb(place, path)
+
+
+@pytest.mark.parametrize("path", TRAINING)
+def test_what_is_published_of_a_model_stands_in_its_file(path):
+    lesson, text = LESSONS[Path(path).stem], (FOLDER / path).read_text()
+    [lines] = re.findall(r"^run=\(\n(.*?)^\)$", text, re.M | re.S)
+    words = re.sub(r"#.*|\$\{.*", "", lines).split()
+    replaced = {"forge_l": ("optimizer", "lr", "min_lr"), "shared": ()}.get(lesson.name, ())
+    for name, value in lesson.training.items():
+        option = "--" + name.replace("_", "-")
+        if name not in ("steps", "warm_up", *replaced):
+            said = words[words.index(option) + 1]
+            assert said == value or float(said) == value, option
+    assert ("--bf16" in words) and words[words.index("--model") + 1] == lesson.model
 
 
 def needs_gb(run, ranks: int) -> float:
@@ -294,16 +301,29 @@ def test_the_scaling_study_has_equal_work_per_rank_or_equal_total_work(name, nod
     job = Job(tmp_path, f"{name}/scaling.sbatch", nodes=nodes)
     assert job.finish() == (0, "")
     batches = {}
-    for step, words in job.steps("train"):
-        run, ranks = run_of(words), int(step["ntasks"])
-        run.check_world(ranks)
+    for step, training in job.steps():
+        ranks = int(step["ntasks"])
+        assert training.misfit(ranks) is None
         assert ranks == int(step["nodes"]) * site(name).node.gpus
-        batches[run.name.rpartition("-")[0], int(step["nodes"])] = run.loop.global_batch
-    assert sorted(batches) == [("scaling-strong", n) for n in strong] + [("scaling-weak", n) for n in weak]
-    assert {batches["scaling-weak", n] / n for n in weak} == {batches["scaling-weak", 1]}
-    assert {batches["scaling-strong", n] for n in strong} == {batches["scaling-weak", nodes]}
-    rows = [json.loads(line) for line in (tmp_path / "runs/scaling-77.jsonl").read_text().splitlines()]
-    assert rows == [{"tokens_per_s": 1}] * len(batches)
+        kind, count, _ = Path(training.args.save).name.split("-")
+        assert int(count) == int(step["nodes"])
+        batches[kind, int(count)] = training.args.batch
+    assert sorted(batches) == [("strong", n) for n in strong] + [("weak", n) for n in weak]
+    assert {batches["weak", n] / n for n in weak} == {batches["weak", 1]}
+    assert {batches["strong", n] for n in strong} == {batches["weak", nodes]}
+    [summary] = [call for call in job.calls("python") if "aiscale.measure.speed" in call]
+    assert summary[-1].startswith(str(tmp_path / "runs/scaling-77/"))
+
+
+def test_speeds_stand_beside_the_smallest_run_of_their_kind(tmp_path):
+    for name, ranks, speeds in (("weak-2-nodes", 8, [1, 1, 1, 300, 500]), ("weak-1-nodes", 4, [1, 1, 1, 200, 300])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(json.dumps({"world_size": ranks}))
+        lines = [json.dumps({"kind": "train", "tokens_per_s": speed}) for speed in speeds]
+        (tmp_path / name / "metrics.jsonl").write_text("\n".join([*lines, json.dumps({"kind": "eval"})]))
+    small, large = speed.rows([str(tmp_path / name) for name in ("weak-2-nodes", "weak-1-nodes")])
+    assert (small["ranks"], small["tokens_per_s"], small["efficiency"]) == (4, 250, 1)
+    assert (large["ranks"], large["tokens_per_s"], large["efficiency"]) == (8, 400, 0.8)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -368,9 +388,9 @@ def test_the_exit_status_of_training_is_the_jobs(tmp_path):
 @pytest.mark.parametrize("lesson", ["ddp", "radius_2b"])
 def test_a_job_that_stopped_in_time_requeues_itself_only_if_asked(name, lesson, tmp_path):
     for chain in ("", "1"):
-        job = Job(tmp_path, f"{name}/{lesson}.sbatch", TRAIN_STATUS="130", NOTES="step_00000004 stopped", CHAIN=chain)
+        job = Job(tmp_path, f"{name}/{lesson}.sbatch", NOTES="runs/x/00000004 stopped", CHAIN=chain)
         status, errors = job.finish()
-        assert status == 130 and (["scontrol", "requeue", "77"] in job.calls()) == bool(chain)
+        assert status == 0 and (["scontrol", "requeue", "77"] in job.calls()) == bool(chain)
         assert ("step saved last: 4. To go on, submit the file again; with CHAIN=1" in errors) == (not chain)
 
 
@@ -398,41 +418,55 @@ def test_an_environment_without_python_ends_the_job_before_its_ranks_start(name,
 def test_restarts_are_capped_and_the_cap_can_be_raised(tmp_path):
     for count, cap, again in (("4", "", True), ("5", "", False), ("5", "6", True)):
         env = {"CHAIN": "1", "SLURM_RESTART_COUNT": count} | ({"RESTARTS": cap} if cap else {})
-        job = Job(tmp_path, "frontier/ddp.sbatch", TRAIN_STATUS="130", NOTES="step_1 stopped", **env)
+        job = Job(tmp_path, "frontier/ddp.sbatch", NOTES="runs/x/00000001 stopped", **env)
         status, errors = job.finish()
-        assert status == 130 and (["scontrol", "requeue", "77"] in job.calls()) == again
+        assert status == 0 and (["scontrol", "requeue", "77"] in job.calls()) == again
         assert ("restarted 5 times, the most that RESTARTS allows" in errors) == (not again)
         job.calls_file.unlink()
     job = Job(tmp_path, "frontier/radius_355m.sbatch", SLURM_RESTART_COUNT="9")  # by Slurm: nodes fail
     status, errors = job.finish()
-    assert status == 1 and "9 restarts, and RESTARTS allows 5" in errors and not job.steps("train")
+    assert status == 1 and "9 restarts, and RESTARTS allows 5" in errors and not job.steps()
 
 
 @pytest.mark.parametrize("qos", ["gpu_debug", "debug"])
 def test_a_qos_that_forbids_chains_is_known_by_the_name_that_jobs_see(qos, tmp_path):
-    job = Job(tmp_path, "perlmutter/ddp.sbatch", TRAIN_STATUS="130", CHAIN="1", SLURM_JOB_QOS=qos)
+    job = Job(tmp_path, "perlmutter/ddp.sbatch", NOTES="stopped", CHAIN="1", SLURM_JOB_QOS=qos)
     status, errors = job.finish()
-    assert status == 130 and ["scontrol", "requeue", "77"] not in job.calls()
+    assert status == 0 and ["scontrol", "requeue", "77"] not in job.calls()
     assert f"QOS {qos} forbids chains of jobs" in errors
 
 
 def test_a_file_trains_without_the_helper(tmp_path):
     lost = {"PYTHONPATH": "/nowhere", "PYTHONHOME": "/nowhere"}
     job = Job(tmp_path, "frontier/ddp.sbatch", **lost)
-    assert job.finish()[0] == 0 and len(job.steps("train")) == 1
+    assert job.finish()[0] == 0 and len(job.steps()) == 1
 
 
-@pytest.mark.parametrize("status, over", [("130", False), ("0", True), ("2", True)])
-def test_a_chain_goes_on_after_a_job_that_was_stopped_and_ends_with_the_run(status, over, tmp_path):
+@pytest.mark.parametrize(
+    "status, notes, over",
+    [("0", "stopped", False), ("76", "hung", False), ("0", "runs/x/00000001", True), ("2", "", True)],
+)
+def test_a_chain_goes_on_after_a_job_that_was_stopped_and_ends_with_the_run(status, notes, over, tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs/.over-70").write_text("of an earlier chain, whose first job had this id\n")
     for job_id, chain in (("70", "first"), ("71", "70")):
-        notes = "stopped" if status == "130" else "step_1"
         env = {"TRAIN_STATUS": status, "NOTES": notes, "AISCALE_CHAIN": chain, "SLURM_JOB_ID": job_id}
         job = Job(tmp_path, "frontier/ddp.sbatch", **env)
         ended = job.finish()[0]
-    assert len(job.steps("train")) == 2 - over and ended == (int(status) if not over else status != "0")
+    assert len(job.steps()) == 2 - over and ended == (int(status) if not over else status != "0")
     assert ("nothing to do: job 70 ended with status" in job.log) == over
+
+
+@pytest.mark.parametrize(
+    "nodes, wish, looks, ends",
+    [(2, "", True, 0), (2, "off", False, 0), (2, "strict", True, 1), (17, "", False, 0), (17, "warn", True, 0)],
+)
+def test_ranks_look_at_few_nodes_before_they_train_and_only_strict_ends_the_job(nodes, wish, looks, ends, tmp_path):
+    env = {"DOCTOR_STATUS": "1", "AISCALE_DOCTOR": wish}
+    job = Job(tmp_path, "frontier/ddp.sbatch", nodes=nodes, **env)
+    assert job.finish()[0] == ends
+    assert [call for call in job.calls("srun") if call[-2:] == ["aiscale", "doctor"]] != [] or not looks
+    assert len(job.steps()) == 1 - ends
 
 
 @pytest.mark.parametrize("name, local", [("frontier", "0"), ("perlmutter", "2")])

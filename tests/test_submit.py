@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import shlex
@@ -16,7 +17,7 @@ from aiscale.hpc.launchers import LESSONS
 from aiscale.hpc.sbatch import Launcher, hours_of
 from aiscale.hpc.sites import site
 from aiscale.hpc.submit import environment, host_memory, slurm
-from aiscale.recipes import recipe
+from aiscale.train.options import TEXT
 from centre import Cluster
 
 ROOT = Path(__file__).parents[1]
@@ -65,7 +66,7 @@ def submit(*words: str, capsys, file: str = "perlmutter/fsdp.sbatch") -> tuple[i
 
 
 def test_a_job_without_a_fault_is_submitted_as_it_was_checked(login, capsys):
-    status, lines, _ = submit("--set", "loop.steps=7", capsys=capsys)
+    status, lines, _ = submit("--steps", "7", capsys=capsys)
     assert status == 0, lines
     marks = {line.split()[1]: line[0] for line in lines if line[0] in "✓!✗"}
     # The first words: host is that of host memory.
@@ -73,7 +74,7 @@ def test_a_job_without_a_fault_is_submitted_as_it_was_checked(login, capsys):
     assert set(marks) == checks | {"price"}
     assert set(marks.values()) == {"✓"}
     tested, submitted = (login / "calls").read_text().splitlines()
-    assert tested == f"--test-only {submitted}" and submitted.endswith("fsdp.sbatch --set loop.steps=7")
+    assert tested == f"--test-only {submitted}" and submitted.endswith("fsdp.sbatch --steps 7")
     (price,) = [line for line in lines if "price" in line]
     assert "at most 4 nodes x 0.5 h = 2 node-hours; charged to m1234: 2 GPU node-hours" in price
 
@@ -86,7 +87,7 @@ def test_a_job_without_a_fault_is_submitted_as_it_was_checked(login, capsys):
             "corpus",
             {"AISCALE_CORPUS": "corpora/openwebtext"},
             [],
-            "openwebtext' does not exist → make it with `aiscale",
+            "openwebtext does not exist → make it with `aiscale",
         ),
         ("space", {"LFS_USED": "1000", "LFS_QUOTA": "2000"}, [], "1 MB are left of your quota → free some space"),
         ("time", {"SBATCH_TIMELIMIT": "2-01:00:00"}, [], "49 h on 4 nodes in QOS regular, which allows 48 h → --"),
@@ -102,8 +103,8 @@ def test_a_job_without_a_fault_is_submitted_as_it_was_checked(login, capsys):
             [],
             "the job has 300 s, and --signal asks ranks to save 300 s before its end or up to 60 s earlier",
         ),
-        ("layout", {}, ["--set", "loop.micro_batch=7"], "16 ranks: loop.global_batch 480 is no multiple of dp 16 x"),
-        ("layout", {}, ["--set", "loop.global_batch=15"], "=16 and loop.micro_batch=1 or loop.global_batch=96"),
+        ("layout", {}, ["--micro-batch", "7"], "16 ranks: --batch is 480 → it must be a multiple of 16 copies of"),
+        ("layout", {}, ["--batch", "15"], "x --micro-batch 6, such as 96, or --sbatch '-N NODES'"),
         ("Slurm", {"REFUSE": "Invalid account"}, [], "refuses it: sbatch: error: Invalid account → sacctmgr "),
         ("Slurm", {"REFUSE": "Could not establish a configuration source"}, [], "does not answer here → submit from"),
         ("modules", {"MISSING": "yes"}, [], "cannot be loaded: The following module(s) are unknown: pytorch/2.13.0"),
@@ -119,28 +120,27 @@ def test_each_planted_fault_is_named_in_one_line_with_its_remedy(fault, env, wor
     assert not [line for line in (login / "calls").read_text().splitlines() if "--test-only" not in line]
 
 
-#: DeepSpeed's ZeRO-3 and transformers' models have all weights on the host of each rank.
-ZERO3 = ("--set", "parallel.strategy=zero", "--set", "parallel.zero_stage=3")
-ZERO3 += ("--set", "parallel.tp=1", "--set", "parallel.distributed_optimizer=false")
-
-
 @pytest.mark.parametrize(
     ("file", "words", "state", "told", "remedy"),
     [
         ("3d_22b", (), "ok", "8 ranks x 10.4 GB saving = 83.5 GB a node (planned) of 512 GB", ""),
-        ("forge_m", ZERO3, "ok", "drawing weights", ""),
-        ("forge_l", ZERO3, "wrong", "which has 512 GB", "=fsdp "),
-        ("fsdp", ("--set", "model.n_layer=600"), "wrong", "which has 512 GB", " a model of ours"),
+        ("zero", (), "ok", "drawing weights", ""),
+        ("fsdp", ("--model", "large"), "wrong", "which has 512 GB", "is not transformers'"),
+        ("3d_175b", ("--no-zero1", "--tp", "8", "--pp", "4"), "wrong", "saving", "without --no-zero1"),
     ],
 )
-def test_a_job_whose_ranks_overfill_a_nodes_memory_is_refused(file, words, state, told, remedy):
+def test_a_job_whose_ranks_overfill_a_nodes_memory_is_refused(file, words, state, told, remedy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "large").mkdir()
+    shape = {"model_type": "gpt2", "n_layer": 600, "n_head": 25, "n_embd": 1600, "n_positions": 1024}
+    (tmp_path / "large/config.json").write_text(json.dumps(shape | {"vocab_size": 50257}))
     path = FOLDER / f"frontier/{file}.sbatch"
     job = Launcher.read(path, site("frontier"), args=words)
-    (found,) = host_memory(job, job.run())
+    (found,) = host_memory(job, job.training().run)
     assert found.state == state and told in found.text and remedy in found.remedy, found.line()
     # Without a figure nothing is ticked and nothing refused.
     job = Launcher.read(path, dataclasses.replace(site("frontier"), machine=""), args=words)
-    (found,) = host_memory(job, job.run())
+    (found,) = host_memory(job, job.training().run)
     assert found.state == "warning" and "the node's memory is unknown" in found.text
 
 
@@ -237,9 +237,9 @@ def test_jobs_above_50_node_hours_are_submitted_only_with_yes(options, starts, m
 def test_a_dry_run_prints_the_command_and_submits_nothing(login, capsys, monkeypatch):
     monkeypatch.setenv("CHAIN", "1")
     file = FOLDER / "perlmutter/fsdp.sbatch"
-    assert main(["submit", "--dry-run", "--sbatch", "-q debug -t 20", str(file), "--set", "loop.steps=7"]) == 0
+    assert main(["submit", "--dry-run", "--sbatch", "-q debug -t 20", str(file), "--steps", "7"]) == 0
     told = capsys.readouterr()
-    assert told.out == f"sbatch -q debug -t 20 --requeue {shlex.quote(str(file))} --set loop.steps=7\n"
+    assert told.out == f"sbatch -q debug -t 20 --requeue {shlex.quote(str(file))} --steps 7\n"
     assert "4 nodes x 0.333333 h x 6 starts" in told.err and "at most 0.5 h on 4 nodes in QOS debug" in told.err
     assert "--test-only" in (login / "calls").read_text()
 
@@ -261,11 +261,13 @@ def test_every_launcher_is_read_without_being_run(path, monkeypatch):
     place, lesson = site(path.split("/")[0]), LESSONS[Path(path).stem]
     job = Launcher.read(FOLDER / path, place)
     assert job.nodes >= 1 and 0 < job.hours <= 24 and job.starts == 1
-    run = job.run()
-    assert (run is None) == (lesson.work != "train")
-    if run:
-        assert run.loop.steps == (lesson.steps or recipe(lesson.recipe).loop.steps) and run.data.corpus == lesson.corpus
-        run.check_world(job.ranks)
+    training = job.training()
+    assert (training is None) == (lesson.work != "train")
+    if training:
+        assert training.trainer == lesson.trainer and training.args.model == lesson.model
+        assert training.args.steps == (lesson.steps or lesson.training["steps"])
+        assert training.args.text == (lesson.corpus or TEXT)
+        assert training.misfit(job.ranks) is None
     assert [word for word in job.modules if "/" in word] or "$" in job.text
 
 
@@ -280,7 +282,7 @@ def test_under_a_real_slurm_faults_are_named_and_a_job_without_one_is_submitted(
     file, env = FOLDER / "perlmutter/ddp.sbatch", {"AISCALE_ENVIRONMENT": str(place / "env"), "CALLS": "/dev/null"}
     (place / "env/bin").mkdir(parents=True)
     python = place / "env/bin/python"
-    quick = 'case "$*" in *"aiscale train"*) exit ;; *doctor*) exit ;; esac'
+    quick = 'case "$*" in *"aiscale.train."*) exit ;; *doctor*) exit ;; esac'
     python.write_text(f'#!/bin/bash\n{quick}\nexec {shlex.quote(sys.executable)} "$@"\n')
     python.chmod(0o755)
     words = [sys.executable, "-m", "aiscale", "submit", "--site", "perlmutter"]

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from aiscale.plan.layout import Layout, Shape
+from aiscale.plan.memory import host_bytes
 from aiscale.train.layout import misfit
 from aiscale.train.options import options
 from aiscale.train.record import read_metrics
@@ -65,6 +67,9 @@ def test_a_rank_draws_within_twice_the_memory_of_its_shard(drawn):
     row_bytes = 4 * 4 * 512  # the longest row of a whole matrix, in fp32
     for rank in drawn:
         assert 2_000_000 < rank["shard_bytes"] < rank["peak_bytes"] < 2 * rank["shard_bytes"] + row_bytes
+    shape = Shape(layers=2, heads=16, hidden=512, vocab=5003, seq=32)  # that of drawn_by_megatron.py
+    planned = host_bytes(shape, Layout(tp=8, pp=2, global_batch=1))["drawing weights"]
+    assert all(rank["peak_bytes"] - rank["shard_bytes"] <= planned for rank in drawn)
 
 
 @pytest.mark.parametrize(

@@ -384,6 +384,8 @@ def test_bad_settings_get_one_line(tmp_path, refused):
         assert message in refused(data.read_windows, parse(given))
     _, said = run("serial", "--batch", 15, status=2, folder=tmp_path)
     assert "--batch is 15: it must be a multiple of 1 copies of the model x --micro-batch 2" in said
+    _, said = run("zero", "--optimizer", "lamb", status=2, folder=tmp_path)  # its loss would be wrong
+    assert "--optimizer lamb with --stage 2: DeepSpeed cuts the tensors" in said
 
 
 def test_a_batch_larger_than_the_text_has_each_sequence_as_often(tmp_path):

@@ -1,5 +1,6 @@
 # What a launcher does besides training. `eval "$(python -m aiscale.hpc.job)"` defines it.
 #   job begin [FOLDER]     banner; RUNS; ends a job that has nothing to do; unpacks ENVIRONMENT.tar.gz in nodes' FOLDER
+#   job doctor WORDS       nodes and network, by `WORDS aiscale doctor`: up to 16 nodes, or where AISCALE_DOCTOR is set
 #   job end STATUS         when the file ends: requeues a job that was stopped in time (CHAIN=1), or ends its chain
 #   job engines N OPTIONS  N ranks a node for a notebook outside the job (engines.sh); OPTIONS are srun's
 # It reads RUNS, ENVIRONMENT and the array `python`. CHAIN=1 and RESTARTS: launchers/README.md. AISCALE_CHAIN, from
@@ -15,7 +16,7 @@ job_begin() {
   if [ "$job_first" = first ]; then job_first="$SLURM_JOB_ID"; fi
   job_over="$RUNS/.over-$job_first"              # a chain that has ended has it, with the reason
   export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 # jobs download nothing
-  export AISCALE_NOTE_SAVED="$RUNS/.saved-$SLURM_JOB_ID" # `aiscale train` writes there what it saved, and how it ended
+  export AISCALE_NOTE_SAVED="$RUNS/.saved-$SLURM_JOB_ID" # trainers write there what they saved, and how they ended
   mkdir -p "$RUNS"
   rm -f "$AISCALE_NOTE_SAVED"
   {
@@ -50,13 +51,21 @@ job_unpack() {
   srun "${each[@]}" conda-unpack || exit 1
 }
 
+job_doctor() { # AISCALE_DOCTOR: strict ends a job that is not ready, off never looks
+  local wish="${AISCALE_DOCTOR:-}"
+  if [ -z "$wish" ] && [ "$SLURM_NNODES" -gt 16 ]; then wish=off; fi
+  if [ "$wish" = off ] || "$@" aiscale doctor || [ "$wish" != strict ]; then return; fi
+  job_say "AISCALE_DOCTOR=strict: put right what is marked above, or leave the variable out"
+  exit 1
+}
+
 job_end() {
   local step why="" stopped=""
   trap - EXIT # once
-  step="$(sed -n 's/.*step_0*\([0-9][0-9]*\)$/\1/p' "$AISCALE_NOTE_SAVED" 2> /dev/null | tail -n 1)" || true
-  if grep -qsE '^(stopped|hung)' "$AISCALE_NOTE_SAVED" || [ "$1" = 130 ] || [ "$1" = 76 ]; then stopped=yes; fi
+  step="$(sed -n 's/.*\/0*\([0-9][0-9]*\)$/\1/p' "$AISCALE_NOTE_SAVED" 2> /dev/null | tail -n 1)" || true
+  if grep -qsE '^(stopped|hung)' "$AISCALE_NOTE_SAVED"; then stopped=yes; fi
   rm -f "$AISCALE_NOTE_SAVED"
-  if [ "$1" = 0 ] || [ -z "$stopped" ]; then
+  if [ -z "$stopped" ]; then
     if [ -n "${AISCALE_CHAIN:-}" ]; then echo "job $SLURM_JOB_ID ended with status $1" > "$job_over"; fi
     return
   fi

@@ -1,7 +1,7 @@
-"""A launcher as Slurm will read it: its options, its size and time, and the run that it trains.
+"""A launcher as Slurm will read it: its options, its size and time, and what it trains.
 
     job = Launcher.read(Path("launchers/frontier/ddp.sbatch"), site("frontier"), sbatch="-N 4")
-    job.nodes, job.hours, job.run()
+    job.nodes, job.hours, job.training()
 
 Nothing of the file is run but its block EDIT, which only sets variables.
 """
@@ -19,7 +19,9 @@ from pathlib import Path
 
 from aiscale.config import ConfigError, Run
 from aiscale.hpc.sites import Site
-from aiscale.recipes import recipe
+from aiscale.plan.options import run_of
+from aiscale.train.layout import misfit
+from aiscale.train.options import options
 
 #: what sbatch reads from the environment, of what is checked here
 _VARIABLES = {
@@ -40,6 +42,23 @@ for _option in _OPTIONS:
     _SBATCH.add_argument(*_option.split())
 _SBATCH.add_argument("--requeue", action="store_true")
 _SBATCH.add_argument("--no-requeue", action="store_true")
+
+
+@dataclass(frozen=True)
+class Training:
+    """A trainer and its options."""
+
+    trainer: str
+    args: argparse.Namespace
+
+    @property
+    def run(self) -> Run:
+        """For the formulas."""
+        return run_of(self.trainer, self.args)
+
+    def misfit(self, ranks: int) -> str | None:
+        """Why so many ranks cannot do it, or None."""
+        return misfit(self.args, ranks)
 
 
 @dataclass(frozen=True)
@@ -135,15 +154,14 @@ class Launcher:
         """A variable of the block EDIT; empty if the file does not set it."""
         return self._expanded(f'"${{{name}-}}"')[0]
 
-    def run(self) -> Run | None:
-        """The run that it trains, or None."""
+    def training(self) -> Training | None:
+        """What it trains, or None. Ends as the trainer does on options that it does not have."""
         array = re.search(r"^run=\(\n.*?^\)$", self.text, re.M | re.S)
         words = self._expanded('"${run[@]}"', after=array[0]) if array else []
-        if "--recipe" not in words:
+        if not words:
             return None
-        pairs = list(zip(words, words[1:], strict=False))
-        name = [value for word, value in pairs if word == "--recipe"][-1]
-        return recipe(name).override(*(value for word, value in pairs if word == "--set"))
+        trainer = words[0].removeprefix("aiscale.train.")
+        return Training(trainer, options(trainer).parse_args(words[1:]))
 
     def _count(self, option: str, why: str) -> int:
         """The value of an option that is a whole number of at least 1, its default."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from aiscale import cost
 from aiscale.config import ConfigError, Run
 from aiscale.hpc.doctor import Finding
-from aiscale.hpc.sbatch import Launcher
+from aiscale.hpc.sbatch import Launcher, Training
 from aiscale.hpc.sites import Site, find, here, names
 from aiscale.machines import find_machine
 
@@ -51,9 +51,10 @@ _REMEDIES = (
 
 def examine(job: Launcher) -> Iterator[Finding]:
     yield from environment(job)
-    if run := job.run():
-        yield from layout(job, run)
-        yield corpus(job, run)
+    if training := job.training():
+        yield from layout(job, training)
+        yield corpus(training)
+        run = training.run
         yield space(job, run)
         yield from host_memory(job, run)
         yield from steps(job, run)
@@ -92,23 +93,23 @@ def _unpacks(job: Launcher) -> bool:
     return bool(job.site.shell.unpack) and f'job begin "{job.site.shell.unpack}"' in job.text
 
 
-def layout(job: Launcher, run: Run) -> Iterator[Finding]:
-    try:
-        run.check_world(job.ranks)
-    except ConfigError as error:
-        what, _, remedy = str(error).partition(": ")
+def layout(job: Launcher, training: Training) -> Iterator[Finding]:
+    """Whether the ranks of the job can share the work."""
+    if reason := training.misfit(job.ranks):
+        what, _, remedy = reason.partition(": ")
         yield Finding("layout", "wrong", f"{job.ranks} ranks: {what}", f"{remedy}, or --sbatch '-N NODES'")
 
 
-def corpus(job: Launcher, run: Run) -> Finding:
-    from aiscale.data.corpus import find_text
-
-    try:
-        find_text(run.data.corpus)
-    except ConfigError as error:
-        what, _, remedy = str(error).partition(": ")
-        return Finding("corpus", "wrong", what, remedy)
-    return Finding("corpus", "ok", run.data.corpus)
+def corpus(training: Training) -> Finding:
+    """Whether the text is there, as `aiscale.train.data` wants it."""
+    path = Path(training.args.text)
+    if path.is_file() or (path / "manifest.json").is_file():
+        return Finding("corpus", "ok", str(path))
+    if path.is_dir():
+        remedy = f"aiscale data prepare {shlex.quote(str(path))} --out FOLDER, and name that"
+        return Finding("corpus", "wrong", f"{path} is no folder of tokens", remedy)
+    remedy = "make it with `aiscale data prepare`, or export AISCALE_CORPUS=FILE"
+    return Finding("corpus", "wrong", f"{path} does not exist", remedy)
 
 
 def checkpoint_bytes(run: Run, ranks: int) -> float:
@@ -172,10 +173,10 @@ def _machine(job: Launcher) -> str:
 
 #: what helps a node whose ranks need too much, by when they need it
 _LESS_ON_THE_HOST = {
-    "drawing weights": "--set parallel.strategy=fsdp with a model of ours, whose ranks draw one "
-    "tensor at a time; or fewer ranks a node, by --ntasks-per-node of #SBATCH and of srun",
-    "saving": "more nodes with --set parallel.distributed_optimizer=true, which divides the "
-    "states; or fewer ranks a node, by --ntasks-per-node of #SBATCH and of srun",
+    "drawing weights": "a --model of presets.toml that is not transformers' own, whose ranks draw "
+    "one tensor at a time; or fewer ranks a node, by --ntasks-per-node of #SBATCH and of srun",
+    "saving": "more nodes, which divide the states (megatron without --no-zero1, fsdp, zero); or "
+    "fewer ranks a node, by --ntasks-per-node of #SBATCH and of srun",
 }
 
 

@@ -113,13 +113,10 @@ def host_bytes(shape: Shape, layout: Layout) -> dict[str, float]:
     table = shape.table_parameters
     largest = max(table, *(columns * inner for _, columns, inner in shape.layer_products(1, 1)))
     model_parallel = layout.tp * layout.pp > 1
-    if shape.drawn_whole or layout.zero_stage == 3:
-        drawn = shape.parameters
-    elif model_parallel:
-        # One tensor, and the rank's shard cut from it.
-        drawn = largest + largest / layout.tp
-    else:
-        drawn = largest
+    # The trainers draw one tensor at a time, or the rank's part of it. What transformers or
+    # DeepSpeed's stage 3 gets is whole.
+    whole = shape.drawn_whole or layout.zero_stage == 3
+    drawn = shape.parameters if whole else largest
     if model_parallel:
         # Megatron-Core's masters and two moments are copied before any is written.
         most = max(stage_parameters(shape, layout, stage) for stage in layout.stages(shape))

@@ -7,6 +7,7 @@ layout_of(run, 16)              # on 16 ranks, for the planner
 from __future__ import annotations
 
 import argparse
+import math
 
 from aiscale.config import (
     CompressionConfig,
@@ -43,6 +44,7 @@ def run_of(trainer: str, args: argparse.Namespace) -> Run:
             micro_batch=args.micro_batch,
             precision=precision_of(args),
             checkpoint_every=args.save_every,
+            checkpoint_minutes=args.save_minutes if math.isfinite(args.save_minutes) else 0,
             save_last=args.save_every > 0,
             compile=args.compile,
         ),

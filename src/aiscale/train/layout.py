@@ -27,6 +27,9 @@ def misfit(args: argparse.Namespace, ranks: int) -> str | None:
         rule = f"{copies} copies of the model x --micro-batch {args.micro_batch}"
         smallest = math.ceil(args.batch / together) * together
         return f"--batch is {args.batch}: it must be a multiple of {rule}, such as {smallest}"
+    if getattr(args, "stage", 0) > 0 and args.optimizer == "lamb":
+        rule = "DeepSpeed cuts the tensors whose norms LAMB needs: take --stage 0, or fsdp"
+        return f"--optimizer lamb with --stage {args.stage}: {rule}"
     if hasattr(args, "virtual_stages"):
         return not_of_megatron(args) or not_interleaved(args, copies)
     return None
@@ -40,7 +43,7 @@ def not_of_megatron(args: argparse.Namespace) -> str | None:
     if args.fp64:
         return "--fp64: Megatron-Core computes the loss in fp32: leave it out, or take tp_pp"
     if args.optimizer == "lamb":
-        return "--optimizer lamb: Megatron-Core has Adam: take adamw, or train by fsdp or zero"
+        return "--optimizer lamb: Megatron-Core has Adam: take adamw, or train by ddp or fsdp"
     if args.compile:
         return "--compile: Megatron-Core's blocks are not compiled here: leave it out"
     if args.bf16 and args.fp16:

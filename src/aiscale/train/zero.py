@@ -29,7 +29,8 @@ import deepspeed
 
 def main(args):
     start(args)
-    model = draw(build(args), args, device)
+    # Stage 3: one GPU may not hold all weights in fp32. DeepSpeed moves them there in bf16.
+    model = draw(build(args), args, torch.device("cpu") if args.stage == 3 else device)
     optimizer = make_optimizer(model, args)
     settings = json.load(args.config)
     settings["zero_optimization"]["stage"] = args.stage

@@ -21,7 +21,10 @@ from aiscale.config import Run, require_writable, write_whole
 from aiscale.hpc.launchers.lessons import LESSONS, Lesson
 from aiscale.hpc.sites import GpuKind, Site, SiteError, find, names, site
 from aiscale.hpc.submit import checkpoint_bytes, checkpoints, planned, size_of
-from aiscale.recipes import recipe
+from aiscale.machines import find_machine
+from aiscale.plan.options import run_of
+from aiscale.plan.presets import presets
+from aiscale.train.options import options
 
 LONG_H = 2  #: a longer job asks for the partition with the longest time
 BUILD = "build_environment.sh"  #: makes the environment of a site
@@ -43,8 +46,7 @@ def render(lesson: Lesson, place: Site) -> str:
     place = place_for(lesson, place)
     job = _Job.of(lesson, place)
     text = templates().get_template("body.sbatch.j2")
-    settings, whole = lesson.layout(place.node.gpus), recipe(lesson.recipe) if lesson.recipe else None
-    return _finish(text.render(job=job, lesson=lesson, site=place, settings=settings, whole=whole, head=head(job)))
+    return _finish(text.render(job=job, lesson=lesson, site=place, head=head(job)))
 
 
 def place_for(lesson: Lesson, place: Site) -> Site:
@@ -86,13 +88,41 @@ class _Job:
     def ranks(self) -> int:
         return self.nodes * self.place.node.ranks_per_node
 
+    @property
+    def steps(self) -> int:
+        """Of a submission as the file stands."""
+        return self.lesson.steps or self.lesson.training["steps"]
+
+    @property
+    def warm_up(self) -> int:
+        """A tenth of a lesson's steps: what is published may be longer than the lesson."""
+        return max(1, self.steps // 10) if self.lesson.steps else self.lesson.training["warm_up"]
+
+    @property
+    def settings(self) -> list[tuple[str, str]]:
+        """Options as the lines of the file have them, and why."""
+        lesson, gpus = self.lesson, self.place.node.gpus
+        length = presets()[lesson.model]["context"]
+        shape = f"--model {lesson.model} --length {length} --batch {lesson.training['batch']}"
+        if peak := self.peak_tflops:
+            shape += f" --peak-tflops {peak:g}"
+        lines = [(shape, ""), *lesson.layout(gpus)]
+        lines += [(options, "published") for options in lesson.published(gpus)]
+        return lines
+
+    @property
+    def peak_tflops(self) -> float | None:
+        """In bf16; None where the profile names no machine."""
+        machine = self.kind.machine or self.place.machine
+        if not machine:
+            return None
+        return find_machine(machine).node.accelerator.tflops.get("bf16")
+
     def run(self) -> Run:
-        """The run that it trains, as the file stands."""
-        lesson = self.lesson
-        settings = [word for pairs, _ in lesson.layout(self.place.node.gpus) for word in pairs.split()]
-        if lesson.steps:  # the recipe's warm-up may be longer than the lesson
-            settings += [f"loop.steps={lesson.steps}", f"optimizer.warmup_steps={max(1, lesson.steps // 10)}"]
-        return recipe(lesson.recipe).override(*settings)
+        """What it trains, as the file stands, for the formulas."""
+        lines = [options for options, _ in self.settings]
+        words = " ".join([*lines, f"--steps {self.steps} --warm-up {self.warm_up}"]).split()
+        return run_of(self.lesson.trainer, options(self.lesson.trainer).parse_args(words))
 
     def price(self) -> str:
         """The most that it costs, in words."""
@@ -110,7 +140,7 @@ def head(job: _Job) -> list[str]:
     lines = [f"{lesson.title} on {place.title}. {lesson.about}", f"Costs at most {size} = {job.price()}."]
     if lesson.hours > LONG_H:
         lines.reverse()
-        lines.append("A first try: sbatch -t 30, and --set loop.steps=50 --set optimizer.warmup_steps=5.")
+        lines.append("A first try: sbatch -t 30, and --steps 50 --warm-up 5.")
     if lesson.work == "train":
         lines += expected(job)
     call, more = lesson.call or f"Submit: aiscale submit {name}.", "launchers/" * (place.name not in SHIPPED)
