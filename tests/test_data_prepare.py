@@ -9,6 +9,8 @@ import pytest
 from aiscale import cli
 from aiscale.config import ConfigError, DataConfig
 from aiscale.data import open_corpus, prepare_corpus
+from aiscale.train.data import read_tokens, read_windows
+from aiscale.train.options import options
 
 DOCUMENTS = ["First document.\nTwo lines of it.", "Second: été.", "Third, the last one."]
 
@@ -68,9 +70,12 @@ def test_the_command_prints_how_to_train_on_what_it_made(tmp_path, capsys, monke
     assert cli.main(command) == 0
     first, train = capsys.readouterr().out.splitlines()
     assert first == "corpora/words: 7 tokens of a vocabulary of 3, from 7 bytes of text"
-    assert cli.main([*train.split()[1:], "--show"]) == 0
-    run = json.loads(capsys.readouterr().out)
-    assert (run["data"]["corpus"], run["data"]["tokenizer"], run["model"]["vocab_size"]) == ("corpora/words", "char", 3)
+    aiscale, command_name, trainer, *words = train.split()
+    assert (aiscale, command_name, trainer) == ("aiscale", "train", "ddp")
+    args = options(trainer).parse_args([*words, "--length", "2"])
+    tokens, vocabulary, _ = read_tokens(args.text)
+    assert (len(tokens), vocabulary) == (7, 3)
+    read_windows(args)  # the model's vocabulary is large enough
     assert cli.main(command) == 2
     assert "already holds a corpus: choose another --out, or delete it" in capsys.readouterr().err
 

@@ -1,7 +1,7 @@
 """Tokenize a large corpus once, before training: `aiscale data prepare`.
 
     aiscale data prepare my_texts/ --out corpora/mine --tokenizer bpe --vocab-size 8192
-    aiscale train --set data.corpus=corpora/mine --set data.tokenizer=bpe ...
+    aiscale train ddp --nproc 2 --text corpora/mine --model gpt2 --length 1024
 
 The text is streamed (`data/formats.py`). Documents are joined by the tokenizer's separator: `<|endoftext|>` for bpe, an
 empty line for the others. The well-known corpora need a network and the library `datasets`; their addresses come from
@@ -146,9 +146,8 @@ def run(args: argparse.Namespace) -> int:
             place, why = next(iter(left_out.items()))
             first = f"the first: {place} {why}"
             print(f"{len(left_out):,} records are left out; {first}", file=sys.stderr)
-    tokenizer = read_tokenizer(folder)
-    settings = f"data.corpus={folder}", f"data.tokenizer={tokenizer.kind}", f"model.vocab_size={tokenizer.vocab_size}"
-    print(shlex.join(["aiscale", "train", *(word for setting in settings for word in ("--set", setting))]))
+    model = "laptop" if read_tokenizer(folder).vocab_size <= 256 else "gpt2"
+    print(shlex.join(["aiscale", "train", "ddp", "--text", str(folder), "--model", model]))
     return 0
 
 

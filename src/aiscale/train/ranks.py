@@ -25,8 +25,9 @@ def find_rank():
         return int(env["RANK"]), int(env["WORLD_SIZE"]), int(env.get("LOCAL_RANK", 0))
     if "SLURM_STEP_NUM_TASKS" in env:  # a batch script has SLURM_PROCID too, but starts no ranks
         names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
-        rank, world_size, local_rank = (int(env[name]) for name in names)
-        return rank, world_size, local_rank
+        env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"] = (env[name] for name in names)
+        # DeepSpeed, too, reads these names
+        return int(env["RANK"]), int(env["WORLD_SIZE"]), int(env["LOCAL_RANK"])
     return 0, 1, 0
 
 
