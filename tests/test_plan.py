@@ -24,9 +24,10 @@ from aiscale.plan.constants import CONSTANTS, SCOREBOARD, TABLE
 from aiscale.plan.hardware import platform_of
 from aiscale.plan.layout import SHAPES, Layout, Shape, Software, layout_of
 from aiscale.plan.memory import capacity_bytes, needed_bytes, one_stage, stage_memory, stage_parameters
+from aiscale.plan.options import run_of
 from aiscale.plan.search import search
 from aiscale.plan.step import message_of_stage, seconds, step_seconds
-from aiscale.recipes import recipe
+from aiscale.train.options import options
 
 PLANNER = Path(__file__).parents[1] / "benchmarks/planner"
 SELENE = platform_of(find_machine("selene"))
@@ -259,14 +260,13 @@ def test_the_command_prints_a_page_and_json(capsys, tmp_path):
 
 
 def test_a_run_is_planned_in_the_layout_that_it_has():
-    megatron = "strategy=megatron tp=2 pp=4 distributed_optimizer=true"
-    for parallel, more, planned in (
-        (megatron, ("loop.precision=fp16",), {"dp": 8, "tp": 2, "pp": 4, "zero_stage": 1, "precision": "fp16"}),
-        ("strategy=fsdp", ("loop.precision=bf16",), {"dp": 64, "fsdp": True}),
-        ("strategy=zero zero_stage=3", ("loop.precision=bf16",), {"dp": 64, "zero_stage": 3}),
+    for trainer, words, planned in (
+        ("megatron", "--tp 2 --pp 4 --fp16", {"dp": 8, "tp": 2, "pp": 4, "zero_stage": 1, "precision": "fp16"}),
+        ("fsdp", "--bf16", {"dp": 64, "fsdp": True}),
+        ("zero", "--stage 3 --bf16", {"dp": 64, "zero_stage": 3}),
     ):
-        settings = (*(f"parallel.{word}" for word in parallel.split()), "loop.micro_batch=9", "loop.global_batch=8064")
-        run = recipe("forge-m").override(*settings, "model.activation_checkpointing=true", *more)
+        words = f"{words} --model forge-m --length 2048 --micro-batch 9 --batch 8064 --recompute"
+        run = run_of(trainer, options(trainer).parse_args(words.split()))
         layout = Layout(micro_batch=9, global_batch=8064, recompute="full", **planned)
         assert layout_of(run, 64) == layout and layout_of(run, 64).software == Software()
 

@@ -19,17 +19,17 @@ from aiscale.config import ConfigError, require_writable
 from aiscale.machines import MACHINES
 from aiscale.plan import command
 from aiscale.plan.constants import SCOREBOARD
-from aiscale.recipes import RECIPES
+from aiscale.plan.presets import TABLE, presets
 
 PYODIDE = "314.0.7"  #: Python 3.14
 FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "pyodide-lock.json", "python_stdlib.zip")
-ROOMS = ("config", "recipes", "machines", "cost", "plan")
+ROOMS = ("config", "machines", "cost", "plan")
 
 
 def choices() -> str:
     """JSON of the models and machines that can be planned, and of what the scoreboard says."""
     models = {}
-    for name in (*command.SHAPES, *RECIPES):
+    for name in (*command.SHAPES, *presets()):
         with contextlib.suppress(ConfigError):
             args = _args(["--model", name])
             shape = command.find_shape(args)
@@ -68,6 +68,7 @@ def write_page(out: Path) -> str:
     here = Path(__file__).parent
     with zipfile.ZipFile(out / "aiscale.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("aiscale/__init__.py", "")
+        archive.writestr(f"aiscale/{TABLE.name}", TABLE.read_bytes())
         for file in sorted(file for room in ROOMS for file in (here.parent / room).rglob("*.*")):
             if file.suffix in (".py", ".toml"):
                 archive.writestr(str(file.relative_to(here.parents[1])), file.read_bytes())

@@ -22,18 +22,18 @@ from aiscale.plan.answer import Answer, plan
 from aiscale.plan.hardware import platform_of
 from aiscale.plan.layout import PROGRAMS, SHAPES, Layout, Shape, Software, shape_named
 from aiscale.plan.memory import CATEGORIES
+from aiscale.plan.presets import presets
 from aiscale.plan.search import TUNED, Ranking, search
-from aiscale.recipes import RECIPES, recipe
 
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", metavar="NAME", help=f"a recipe, or one of {', '.join(SHAPES)}")
+    parser.add_argument("--model", metavar="NAME", help=f"a preset, or one of {', '.join(SHAPES)}")
     parser.add_argument("--machine", metavar="NAME", help="a machine of the catalogue, such as frontier")
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes of the job (default: 1)")
-    parser.add_argument("--batch", type=int, metavar="N", help="sequences a step (default: the recipe's, or 2048)")
-    parser.add_argument("--seq", type=int, metavar="N", help="tokens of a sequence (default: the recipe's)")
+    parser.add_argument("--batch", type=int, metavar="N", help="sequences a step (default: the preset's, or 2048)")
+    parser.add_argument("--seq", type=int, metavar="N", help="tokens of a sequence (default: the preset's)")
     parser.add_argument("--tokens", type=float, metavar="N", help="the budget (default: 20 a parameter)")
     parser.add_argument("--precision", default="bf16", choices=("fp32", "tf32", "fp16", "bf16", "fp8"))
     parser.add_argument("--program", choices=tuple(PROGRAMS), help="what trains; it decides the band, too")
@@ -78,7 +78,7 @@ def find_shape(args: argparse.Namespace) -> Shape:
 
 
 def batch_of(args: argparse.Namespace) -> int:
-    default = recipe(args.model).loop.global_batch if args.model in RECIPES else 2048
+    default = presets().get(args.model, {}).get("training", {}).get("batch", 2048)
     batch = default if args.batch is None else args.batch
     if not 1 <= batch <= 10**8:
         raise ConfigError(f"--batch is {batch}: it must be at least 1 and at most 10^8 sequences")

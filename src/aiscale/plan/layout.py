@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
 from aiscale.config import ConfigError, HFModelConfig, ModelConfig, Run, hint
-from aiscale.recipes import RECIPES, recipe
+from aiscale.plan.presets import model_of, presets
 
 
 class StageShape(NamedTuple):
@@ -255,7 +255,7 @@ class Shape:
 
 
 LLAMA_3 = {"kv_heads": 8, "gated": True, "vocab": 128256, "seq": 8192}
-#: Shapes that no recipe trains, by the names people use.
+#: Shapes that no preset has, by the names people use.
 SHAPES: dict[str, Shape] = {
     "gpt3-175b": Shape(layers=96, hidden=12288, heads=96, vocab=51200, tied=True, seq=2048),
     "bloom-176b": Shape(layers=70, hidden=14336, heads=112, vocab=250880, tied=True, seq=2048),
@@ -266,7 +266,7 @@ SHAPES: dict[str, Shape] = {
 
 
 def shape_of(model: ModelConfig | HFModelConfig, seq: int) -> Shape:
-    """The planner's view of a model of a recipe. Raises ConfigError where our GPT has no such shape."""
+    """The planner's view of a model. Raises ConfigError where our GPT has no such shape."""
     of_transformers = isinstance(model, HFModelConfig)
     model = model.shape if of_transformers else model
     return Shape(
@@ -277,13 +277,13 @@ def shape_of(model: ModelConfig | HFModelConfig, seq: int) -> Shape:
 
 
 def shape_named(name: str) -> Shape:
-    """Of a recipe, or one of SHAPES."""
+    """Of a preset, or one of SHAPES."""
     if name in SHAPES:
         return SHAPES[name]
-    if name not in RECIPES:
-        raise ConfigError(f"unknown model {name!r}: {hint(name.lower(), [*SHAPES, *RECIPES])}")
-    run = recipe(name)
-    return shape_of(run.model, run.loop.seq_len)
+    if name not in presets():
+        known = [*SHAPES, *presets()]
+        raise ConfigError(f"unknown model {name!r}: {hint(name.lower(), known)}")
+    return shape_of(model_of(name), presets()[name]["context"])
 
 
 def layout_of(run: Run, gpus: int) -> Layout:
