@@ -95,20 +95,6 @@ class Meter:
         self.figures["step_s"] = statistics.median(b - a for a, b in pairwise(second))
 
 
-class Heard(io.TextIOBase):
-    """Standard error, and what was written there: a trainer says in a line why it refuses."""
-
-    def __init__(self, stream) -> None:
-        self.stream, self.text = stream, ""
-
-    def write(self, text: str) -> int:
-        self.text += text
-        return self.stream.write(text)
-
-    def flush(self) -> None:
-        self.stream.flush()
-
-
 def run_measured(script: str, epoch: int, precision: str) -> dict:
     """The figures of a trainer, which reads its options from sys.argv."""
     if precision == "tf32":  # no option of a trainer: torch multiplies so where it may
@@ -139,7 +125,7 @@ def main(spec_file: str, script: str, *options: str) -> None:
     signal.setitimer(signal.ITIMER_REAL, spec["limit_s"])  # ends the rank, whatever it waits for
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or the profiler says when it starts and stops
     sys.argv = [script, *options]
-    heard = Heard(sys.stderr)
+    heard = io.StringIO()  # warnings of libraries, and the line in which a trainer refuses
     try:
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
             with contextlib.redirect_stderr(heard):
@@ -149,9 +135,10 @@ def main(spec_file: str, script: str, *options: str) -> None:
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate" in str(error):
             result["status"] = "out of memory"
         if isinstance(error, SystemExit):
-            result["error"] = heard.text.rpartition("aiscale: ")[2].strip()
+            result["error"] = heard.getvalue().rpartition("aiscale: ")[2].strip()
     Path(spec["out"], f"{os.environ['RANK']}.json").write_text(json.dumps(result))
     if "status" in result:
+        print(heard.getvalue(), end="", file=sys.stderr)
         raise SystemExit(1)
 
 
