@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import psutil
 import torch
 
 from aiscale.distributed import connect
 from aiscale.launch import launch
-from aiscale.train import records
+from aiscale.train import record
 
 _CPUS = Path("/proc/cpuinfo")
 #: whether the processor multiplies bf16 itself (Linux only); without that, bf16 is slower than fp32
@@ -61,13 +62,13 @@ def paired(contenders: dict[str, Callable[[], object]], rounds: int, *, warmup: 
 
 def machine_facts() -> dict:
     """Machine and versions of a measurement."""
-    here, installed = records.machine(torch.device("cpu")), records.versions()
+    here, installed = record.machine(), record.versions()
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
         "processor": here["processor"],
         "cores": os.cpu_count(),
-        "memory_bytes": here["memory_bytes"],
+        "memory_bytes": psutil.virtual_memory().total,
         "accelerators": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "bf16_instructions": HAS_BF16,
         "system": here["system"],

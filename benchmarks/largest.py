@@ -2,10 +2,11 @@
 
     python benchmarks/largest.py OUT.json [--ranks 4] [--width 256] [--mib 96] [--strategies ddp zero3 ...]
 
-Turing Technical Report 3 asked this of A100s with 40 GB. A model fits if the measured peak of a step on each rank
-(`meter.step_peak_bytes`) is at most the limit, which nothing enforces: no rank runs out of memory here. The search
-starts where `cost` predicts the limit, and halves what is left. fsdp-kept does not free gathered weights after the
-forward pass, so at its end a rank holds the whole model, as it does where FSDP wraps the model as one unit.
+Turing Technical Report 3 asked this of A100s with 40 GB. The trainers train; a model fits if the peak of a step on each
+rank, as a study measures it, is at most the limit, which nothing enforces: no rank runs out of memory here. The search
+starts where `cost` predicts the limit, and halves what is left. fsdp-kept (fsdp_kept.py) does not free gathered
+weights after the forward pass, so at its end a rank holds the whole model, as it does where FSDP wraps the model as one
+unit.
 """
 
 import argparse
@@ -24,8 +25,8 @@ from aiscale.config import write_whole
 from aiscale.study.engine import attempt
 from aiscale.study.grid import AXES, Cell, run_of, study_of
 
-KEPT = {"strategy": "fsdp", "parallel.reshard_after_forward": False}
-STRATEGIES = {name: {"strategy": name} for name in ("ddp", "zero1", "zero2", "zero3", "fsdp")} | {"fsdp-kept": KEPT}
+KEPT = Path(__file__).with_name("fsdp_kept.py")
+STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-kept")
 
 
 def deepest(fits: Callable[[int], bool], guess: int) -> int:
@@ -49,11 +50,14 @@ def search(strategy: str, ranks: int, width: int, limit: int) -> dict:
     """The row of a strategy."""
 
     def cell(layers: int) -> Cell:
-        return AXES | {"size": f"{layers}x{width}", "batch": 1, "data_kib": 1, "ranks": ranks, **STRATEGIES[strategy]}
+        own = {"size": f"{layers}x{width}", "batch": 1, "data_kib": 1, "ranks": ranks}
+        return AXES | own | {"strategy": strategy.removesuffix("-kept")}
 
     def fits(layers: int) -> bool:
         with TemporaryDirectory() as scratch:
-            found = attempt(study_of({"name": "largest", "base": cell(layers)}), cell(layers), Path(scratch))
+            study = study_of({"name": "largest", "base": cell(layers)})
+            script = KEPT if strategy == "fsdp-kept" else None
+            found = attempt(study, cell(layers), Path(scratch), script)
         if "peak_bytes" not in found:
             raise SystemExit(f"{strategy}, {layers} layers: {found['status']}: {found['error']}")
         tried[layers] = found["peak_bytes"]

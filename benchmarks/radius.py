@@ -2,11 +2,12 @@
 
     python benchmarks/radius.py [--quick] [--json]      # a quarter of an hour, alone on the machine
 
-All ways to send gradients take turns in the same processes, over links that `aiscale.distributed.link` slows. Their
-rate is chosen so that a dense fp32 all-reduce after the backward pass takes the same share of the step as in the
-published baseline; ratios are taken round by round. The time of a Radius step is an average: T - 1 sparse steps and
-one dense step that refreshes the mask. An all-reduce alone, and Radius's own work on a gradient alone, are measured
-too, and some contenders at other rates. The cost in perplexity is trained by `radius_sweep.py`, in a day.
+All ways to send gradients (ways.py; Radius is the trainer's) take turns in the same processes, over links that
+`aiscale.distributed.link` slows. Their rate is chosen so that a dense fp32 all-reduce after the backward pass takes the
+same share of the step as in the published baseline; ratios are taken round by round. The time of a Radius step is an
+average: T - 1 sparse steps and one dense step that refreshes the mask. An all-reduce alone, and Radius's own work on a
+gradient alone, are measured too, and some contenders at other rates. The cost in perplexity is trained by
+`radius_sweep.py`, in a day.
 
 The target for the saving refers to that baseline: one message after the backward pass. An all-reduce that is
 overlapped, or in bf16, leaves less to save: that is measured too, but not checked.
@@ -14,25 +15,30 @@ overlapped, or in bf16, leaves less to save: that is measured too, but not check
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from common import Paired, arguments, as_rank, check, finish, machine_facts, on_ranks, paired, table
+from torch.nn.parallel import DistributedDataParallel
+from ways import Bucket, make
 
 from aiscale import cost
 from aiscale.distributed import World
 from aiscale.distributed.link import FRAMING
 from aiscale.meter import held_bytes, step_peak_bytes
-from aiscale.parallel import build
-from aiscale.parallel.serial import Engine
 from aiscale.published.reader import DENSE_SHARE
-from aiscale.recipes import recipe
-from aiscale.verify.bytes import random_batch
+from aiscale.train import radius as trainer
+from aiscale.train.model import build, draw, loss_of
+from aiscale.train.optimizer import make_optimizer
+from aiscale.train.options import options
 
 RANKS = 4
 SHARE = 0.9 / 1.855  #: share of a step that the all-reduce takes in the published baseline: seconds, a fit of its table
@@ -64,16 +70,12 @@ class Contender:
         wire = "bf16" if self.wire == "bf16" else "fp32"
         return f"{method}{detail}{dense}, {wire}, {'overlapped' if self.overlap else 'at once'}"
 
-    @property
-    def settings(self) -> tuple[str, ...]:
-        own = {"method": self.method, "wire": self.wire, "overlap": self.overlap}
-        if self.density < 1:
-            own["density"] = self.density
-        if self.method == "radius":
-            own |= {"interval": 10**9, "warmup_steps": 1}
-        if self.rank:
-            own["rank"] = self.rank
-        return tuple(f"compression.{key}={value}" for key, value in own.items())
+    def way(self, model):
+        """Its hook for DDP, or None: DDP alone."""
+        if (self.method, self.wire) == ("none", "same"):
+            return None
+        about = {"density": self.density, "interval": 10**9, "rank": self.rank, "bf16": self.wire == "bf16"}
+        return make(self.method, model, **about)
 
 
 BASELINE = Contender(method="none", overlap=False)
@@ -81,15 +83,15 @@ WAYS = tuple({"wire": wire, "overlap": overlap} for wire in ("same", "bf16") for
 
 
 def plan(quick: bool) -> tuple[tuple[str, ...], tuple[Contender, ...], int, tuple[float, ...]]:
-    """(settings, contenders, rounds, multiples of the main rate at which some also run); quick: a smoke test."""
+    """(options, contenders, rounds, multiples of the main rate at which some also run); quick: a smoke test."""
     dense = tuple(Contender(method="none", **way) for way in WAYS)
     ways, densities = ((WAYS[0],), (0.9, 0.1)) if quick else (WAYS, DENSITIES)
     radius = tuple(Contender(method="radius", density=d, **way) for way in ways for d in densities)
     refresh = tuple(Contender(method="radius", density=radius[-1].density, dense_step=True, **way) for way in ways)
     if quick:
-        shape = ("model.n_layer=1", "model.d_model=32", "loop.seq_len=32", "loop.global_batch=8")
+        shape = ("--model=1x32", "--length=32", "--batch=8")
         return shape, (*dense[:2], *radius, *refresh), 2, (0.5,)
-    shape = ("model.n_layer=3", "model.n_head=6", "model.d_model=192", "loop.seq_len=128", "loop.global_batch=32")
+    shape = ("--model=3x192", "--length=128", "--batch=32")
     # At 4 ranks an all-gather of k values and indices sends as much as an all-reduce of 4 k values.
     rivals = (
         Contender(method="top-k", density=0.1),
@@ -99,22 +101,69 @@ def plan(quick: bool) -> tuple[tuple[str, ...], tuple[Contender, ...], int, tupl
     return shape, (*dense, *radius, *refresh, *rivals), 12, (0.125, 0.25, 0.5, 2.0, 4.0, 8.0)
 
 
+class Trained:
+    """One rank's model under DDP, and its way to send gradients."""
+
+    def __init__(self, contender: Contender, args: argparse.Namespace) -> None:
+        model = draw(build(args), args, torch.device("cpu"))
+        self.optimizer, self.way = make_optimizer(model, args), contender.way(model)
+        # One bucket goes after the backward pass. torch's PowerSGD needs one; the others get several, so that there is
+        # something to overlap.
+        bucket_mb = 0.5 if contender.overlap and not contender.rank else 1000
+        self.module = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb)
+        if self.way:
+            self.module.register_comm_hook(None, self.way.hook)
+
+    def step(self, rows: torch.Tensor) -> None:
+        loss_of(self.module(rows[:, :-1]), rows[:, 1:]).backward()
+        torch.nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
+        self.optimizer.step()
+        if self.way:
+            self.way.after_step(self.optimizer)
+        self.optimizer.zero_grad(set_to_none=False)  # so that DDP's buckets can be seen
+
+    def tensors(self) -> dict[str, list[torch.Tensor]]:
+        parameters = list(self.module.parameters())
+        states = [each for state in self.optimizer.state.values() for each in state.values()]
+        return {
+            "parameters": parameters,
+            "gradients": [p.grad for p in parameters if p.grad is not None],
+            "optimizer states": states,
+            "compression": self.way.tensors() if self.way else [],
+        }
+
+
+class Arrived:
+    """A collective that has ended at once."""
+
+    def __init__(self, message: torch.Tensor) -> None:
+        self.future = torch.futures.Future()
+        self.future.set_result([message])
+
+    def get_future(self) -> torch.futures.Future:
+        return self.future
+
+
 class Bench:
-    """One rank's engines, one per contender, and its link."""
+    """One rank's models, one per contender, and its link."""
 
     def __init__(self, world: World, shape: tuple[str, ...], contenders: tuple[Contender, ...]) -> None:
         self.world = world
-        self.run = recipe("laptop").override("parallel.strategy=ddp", "loop.device=cpu", *shape)
-        self.engines: dict[tuple[str, ...], Engine] = {}
+        self.args = options().parse_args(shape)
+        self.trained: dict[Contender, Trained] = {}
         for contender in (BASELINE, *contenders):
-            # torch's PowerSGD needs a single bucket; the others get several, so that there is something to overlap.
-            bucket = () if contender.rank else ("parallel.bucket_mb=0.5",)
-            if contender.settings not in self.engines:
-                self.engines[contender.settings] = build(self.run.override(*bucket, *contender.settings), world)
-        self.batch = random_batch(self.run, world.size)
-        for engine in self.engines.values():
+            if (key := replace(contender, dense_step=False)) not in self.trained:
+                self.trained[key] = Trained(key, self.args)
+        numbers = torch.Generator().manual_seed(world.rank)
+        size = (self.args.batch // world.size, self.args.length + 1)
+        self.rows = torch.randint(0, 256, size, generator=numbers)
+        for each in self.trained.values():
             for _ in range(3):  # DDP rebuilds its buckets, PowerSGD starts at its third step
-                engine.step(self.batch, 1e-4)
+                each.step(self.rows)
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.trained[BASELINE].module.parameters())
 
     def slow_down(self, rate_mbit_s: float) -> None:
         self.world.link.rate_mbit_s = rate_mbit_s
@@ -130,16 +179,16 @@ class Bench:
         return paired({name: partial(together, action) for name, action in actions.items()}, rounds)
 
     def step(self, contender: Contender) -> None:
-        engine = self.engines[contender.settings]
+        trained = self.trained[replace(contender, dense_step=False)]
         if contender.method == "radius":  # its first step is dense, all others are sparse
-            engine.compressor.step = 0 if contender.dense_step else 1
-        engine.step(self.batch, 1e-4)
+            trained.way.step = 0 if contender.dense_step else 1
+        trained.step(self.rows)
 
     def silent(self) -> None:
         """The baseline's step without its all-reduce."""
-        engine = self.engines[BASELINE.settings]
-        with engine.module.no_sync():
-            engine.step(self.batch, 1e-4)
+        trained = self.trained[BASELINE]
+        with trained.module.no_sync():
+            trained.step(self.rows)
 
     def rate_mbit_s(self, steps: dict[str, Callable[[], object]], rounds: int) -> float:
         """The rate at which the baseline's all-reduce takes SHARE of its step; leaves the links at this rate.
@@ -148,7 +197,7 @@ class Bench:
         twice, by times measured among all contenders (`steps`).
         """
         compute_s = self.turns({SILENT: self.silent}, max(3, rounds)).median_s(SILENT)
-        nbytes = cost.wire_bytes("all_reduce", 4 * cost.parameter_count(self.run.model), self.world.size)
+        nbytes = cost.wire_bytes("all_reduce", 4 * self.parameters, self.world.size)
         rate = nbytes * FRAMING * 8 / (compute_s * SHARE / (1 - SHARE)) / 1e6
         for _ in range(2):
             self.slow_down(rate := self.world.from_rank0(lambda rate=rate: rate))
@@ -166,7 +215,7 @@ class Bench:
         self.step(contender)
         counts = self.world.traffic.since(before)
         wire = sum(cost.wire_bytes(op, count.payload_bytes, n) for (op, n), count in counts.items())
-        step, held = (lambda: self.step(contender)), self.engines[contender.settings].tensors
+        step, held = (lambda: self.step(contender)), self.trained[replace(contender, dense_step=False)].tensors
         return {
             "payload_bytes": sum(count.payload_bytes for count in counts.values()),
             "wire_bytes": round(wire),
@@ -175,20 +224,18 @@ class Bench:
         }
 
     def masking(self, contender: Contender) -> Callable[[], None]:
-        """Radius's work on gradients in a sparse step apart from sending: select, pack, unpack, keep the residual."""
-        engine = self.engines[contender.settings]
-        compressor, buckets = engine.compressor, []
-        pack = compressor.pack
-        compressor.pack = lambda bucket: buckets.append(bucket) or pack(bucket)
-        self.step(contender)
-        del compressor.pack  # delete the instance's attribute, which uncovers the class's
+        """Radius's work on gradients in a sparse step apart from sending: select, unpack, keep the residual."""
+        trained = self.trained[contender]
+        model, way = trained.module.module, trained.way
+        loss_of(model(self.rows[:, :-1]), self.rows[:, 1:]).backward()
+        bucket = Bucket(model.parameters())
+        trained.optimizer.zero_grad(set_to_none=False)
+        nothing_sent = SimpleNamespace(all_reduce=lambda message, **_: Arrived(message))
 
         def alone() -> None:
-            for bucket in buckets:
-                compressor.check_finite(bucket.parameters, bucket.gradients)
-                share = compressor.share(compressor.pack(bucket))
-                compressor.unpack(bucket, share.mul_(self.world.size))  # keeps the magnitudes constant over many turns
-            compressor._norms.clear()
+            with patch.object(trainer, "dist", nothing_sent):
+                way.step = 1
+                way.hook(None, bucket).wait()
 
         return alone
 
@@ -211,8 +258,8 @@ def measure(world: World, quick: bool) -> dict:
         at_rates[str(factor)] = bench.turns({c.name: steps[c.name] for c in few}, max(2, rounds // 2)).seconds
     return {
         "ranks": world.size,
-        "parameters": cost.parameter_count(bench.run.model),
-        "tokens": bench.run.loop.global_batch * bench.run.loop.seq_len,
+        "parameters": bench.parameters,
+        "tokens": bench.args.batch * bench.args.length,
         "rounds": rounds,
         "link": "emulated",
         "link_mbit_s": rate,

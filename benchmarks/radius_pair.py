@@ -4,9 +4,9 @@
     python benchmarks/radius_pair.py FOLDER --quick  # a test of the script: a tiny model, some steps
 
 Dense and Radius (density 0.4, a new mask every 200 steps, dense for the first fifth) both train with the same three
-learning rates, then with two seeds at the rate that was better for each. All by `aiscale train`, `aiscale compare` and
-`aiscale evaluate`. One process stands for all ranks: they share the mask, so n of them update the weights as one with
-the whole batch does, up to rounding. Writes FOLDER/radius_pair.json.
+learning rates, then with two seeds of the first weights at the rate that was better for each. All by `aiscale train
+ddp` and `radius`, `aiscale compare` and `aiscale evaluate`. One process stands for all ranks: they share the mask, so n
+of them update the weights as one with the whole batch does, up to rounding. Writes FOLDER/radius_pair.json.
 """
 
 import json
@@ -20,54 +20,74 @@ import torch
 from common import machine_facts
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from aiscale.cost.compression import is_exempt
+from aiscale.data.corpus import find_text
 from aiscale.study.compare import compare
 
 QUICK = "--quick" in sys.argv
-TUNED, STEPS, INTERVAL = (20, 40, 4) if QUICK else (1000, 2000, 200)
+TUNED, STEPS, INTERVAL = (20, 40, 10) if QUICK else (1000, 2000, 200)
 RATES, SEEDS, DENSITY = (5e-4, 1e-3, 2e-3), (0, 1), 0.4
 TASKS = "aiscale_last_word,aiscale_rolling,aiscale_two_choice"
-MODEL = ("n_layer=1", "n_head=2", "d_model=32") if QUICK else ()
-BASE = [*(f"model.{text}" for text in (*MODEL, "vocab_size=256", "max_seq_len=256"))]
-BASE += ["data.corpus=stdlib", "data.tokenizer=byte", "parallel.strategy=ddp", "optimizer.schedule=cosine"]
-BASE += ["optimizer.clip_norm=1.0", "optimizer.weight_decay=0.1", "optimizer.beta2=0.99"]
-BASE += ["loop.epochs=0", "loop.seq_len=128", "loop.global_batch=8", "loop.precision=bf16", "loop.eval_batches=32"]
-BASE += ["loop.device=cpu", f"loop.checkpoint_every={INTERVAL}", f"loop.eval_every={INTERVAL}"]
+BASE = ["--model=1x32" if QUICK else "--model=gpt-c", "--length=128", "--held-out=0.1", "--bf16"]
+BASE += ["--batch=8", "--micro-batch=8", "--weight-decay=0.1", "--beta2=0.99", "--clip=1"]
+BASE += [f"--save-every={INTERVAL}", f"--evaluate-every={INTERVAL}", "--evaluate-batches=32"]
 
 
 def aiscale(*words):
-    return subprocess.run(["aiscale", *map(str, words)], check=True, stdout=subprocess.PIPE, text=True).stdout
+    command = [sys.executable, "-m", "aiscale", *map(str, words)]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def train(folder, method, steps, lr, seed, *others):
-    """The folder of a run, trained unless it has finished."""
-    name = f"{method}-{steps}-{lr:g}-{seed}"
-    settings = [f"name={name}", *BASE, f"loop.steps={steps}", *others]
-    settings += [f"optimizer.{key}={value}" for key, value in (("lr", lr), ("min_lr", lr / 10))]
-    settings += [f"optimizer.warmup_steps={steps // 10}", f"loop.seed={seed}", f"data.seed={seed}"]
+def text_of(folder):
+    """Python's own sources as one file."""
+    file = folder / "stdlib.txt"
+    if not file.exists():
+        part = file.with_suffix(".part")
+        with part.open("w", encoding="utf-8") as out:
+            out.writelines(find_text("stdlib").pieces())
+        part.rename(file)
+    return file
+
+
+def train(folder, method, steps, lr, seed, keep_masks=False):
+    """The folder of a run, trained unless it has finished; with all its masks, if they are kept.
+
+    A trainer keeps its newest checkpoints only. So for masks it stops at each of them, and goes on.
+    """
+    run = folder / f"{method}-{steps}-{lr:g}-{seed}"
+    words = [*BASE, f"--text={text_of(folder)}", f"--save={run}", f"--seed={seed}"]
+    words += [f"--lr={lr}", f"--min-lr={lr / 10}"]
+    words += [f"--warm-up={steps // 10}", f"--decay-steps={steps}"]
     if method == "radius":
-        chosen = {"method": method, "density": DENSITY, "interval": INTERVAL, "warmup_steps": steps // 5}
-        settings += [f"compression.{key}={value}" for key, value in chosen.items()]
-    note = folder / name / "run.json"
-    if not note.exists() or json.loads(note.read_text())["status"] != "finished":
-        options = (f"--set={setting}" for setting in settings)
-        aiscale("train", "--recipe=gpt-c", f"--runs-dir={folder}", "--resume-if-any", "--quiet", *options)
-    return folder / name
+        words += [f"--density={DENSITY}", f"--interval={INTERVAL}", f"--dense-until={steps // 5}"]
+    for until in range(INTERVAL, steps + 1, INTERVAL) if keep_masks else [steps]:
+        masks = folder / f"masks-{run.name}" / f"{until:08}.pt"
+        if masks.exists() if keep_masks else has_finished(run):
+            continue
+        aiscale("train", "radius" if method == "radius" else "ddp", *words, f"--steps={until}")
+        if keep_masks:
+            masks.parent.mkdir(exist_ok=True)
+            torch.save(masks_of(run / f"{until:08}"), masks)
+    return run
+
+
+def has_finished(run):
+    note = run / "run.json"
+    return note.exists() and json.loads(note.read_text())["status"] == "finished"
 
 
 def masks_of(checkpoint):
     """{name: mask (N,)} of a checkpoint, without the tensors that are always sent whole."""
     with TemporaryDirectory() as folder:
         dcp_to_torch_save(checkpoint, Path(folder) / "all.pt")
-        masks = torch.load(Path(folder) / "all.pt", mmap=True)["compression"]["mask"]
-        return {name: mask.clone() for name, mask in masks.items() if not is_exempt(name)}
+        masks = torch.load(Path(folder) / "all.pt", mmap=True)["mask"]
+        return {name: mask.clone() for name, mask in masks.items() if not mask.all()}
 
 
 def kept(run):
     """[(step, share of the mask's entries that the next mask, an interval later, has too)]; by chance: the density."""
-    folders = sorted((run / "checkpoints").glob("step_*"))
-    found = [(int(folder.name.removeprefix("step_")), masks_of(folder)) for folder in folders]
-    found = [(step, masks) for step, masks in found if not all(bool(mask.all()) for mask in masks.values())]
+    files = sorted((run.parent / f"masks-{run.name}").glob("*.pt"))
+    found = [(int(file.stem), torch.load(file)) for file in files]
+    found = [(step, masks) for step, masks in found if masks]  # at first all is sent
     shares = []
     for (step, before), (_, after) in pairwise(found):
         both = sum(int((before[name] & after[name]).sum()) for name in before)
@@ -81,14 +101,18 @@ def evaluated(run):
 
 
 def main(folder):
+    folder.mkdir(parents=True, exist_ok=True)
     tuned, runs = {}, {}
     for method in ("dense", "radius"):
         for lr in RATES:
-            tuned.setdefault(method, {})[lr] = compare([train(folder, method, TUNED, lr, SEEDS[0])])[0]["val_ppl"][0]
+            (row,) = compare([train(folder, method, TUNED, lr, SEEDS[0])])
+            tuned.setdefault(method, {})[lr] = row["val_ppl"][0]
     for method, found in tuned.items():
         lr = min(found, key=found.get)
-        keep = STEPS // INTERVAL + 1 if method == "radius" else 1
-        runs[method] = [train(folder, method, STEPS, lr, seed, f"loop.keep_checkpoints={keep}") for seed in SEEDS]
+        runs[method] = []
+        for seed in SEEDS:
+            keep_masks = method == "radius" and seed == SEEDS[0]
+            runs[method].append(train(folder, method, STEPS, lr, seed, keep_masks))
     print(aiscale("compare", *runs["dense"], *runs["radius"], f"--out={folder / 'compare'}"))
     result = {
         "machine": machine_facts(),

@@ -4,8 +4,9 @@
     python benchmarks/radius_sweep.py runs.jsonl --store SPEED.json > src/aiscale/published/measured/radius_cpu.json
 
 SPEED.json is the output of `python benchmarks/radius.py --json`. A finished run is a line of runs.jsonl; an interrupted
-one is repeated. Every case trains with the same learning rates and seed 0, then with the other seeds at the two best
-rates; the rate with the better mean counts. Runs longer than `tuned` use the rate found there, with every seed.
+one is repeated. Model, optimizer and Radius are the trainers', the other ways to send gradients lie in ways.py. Every
+case trains with the same learning rates and seed 0, then with the other seeds at the two best rates; the rate with the
+better mean counts. Runs longer than `tuned` use the rate found there, with every seed.
 
 One process simulates all ranks. Radius and PowerSGD are linear in the gradients: all ranks share the mask (or the
 factor), so n ranks update the weights as one rank with the whole batch does, up to rounding. Top-k
@@ -32,19 +33,17 @@ from pathlib import Path
 
 import torch
 from common import machine_facts
+from ways import SimulatedRanks, make
 
 from aiscale import cost
-from aiscale.config import Run
+from aiscale.config import DataConfig
 from aiscale.data import Batches, Corpus, open_corpus
-from aiscale.distributed import World, connect
-from aiscale.optim import lr_at
-from aiscale.parallel import build
-from aiscale.parallel.compress import GradientError
-from aiscale.parallel.radius import SimulatedRanks
-from aiscale.parallel.serial import Engine
+from aiscale.distributed import connect
 from aiscale.processes import die_with, usable_cores
-from aiscale.recipes import recipe
-from aiscale.verify.simulated import PlainTopK
+from aiscale.train.model import GPT, build, draw
+from aiscale.train.optimizer import make_optimizer, rate
+from aiscale.train.options import options
+from aiscale.train.presets import shape_of
 
 RANKS = 4  #: simulated
 RATES, SEEDS, LENGTHS = (1.5e-3, 3e-3, 6e-3, 1.2e-2), (0, 1, 2), (500, 1000, 2000, 4000)
@@ -52,27 +51,46 @@ FINALISTS = 2  #: learning rates tried with every seed: one seed can hardly tell
 VAL_BATCHES, POINTS = 16, 40
 
 
-@dataclass(frozen=True)
+MODEL, LENGTH, BATCH = "2x64", 64, 16  #: 1024 tokens a step
+
+
+@dataclass(frozen=True, kw_only=True)
 class Case:
     """A way to send gradients; `switch` is the share of the steps that are dense before compression starts."""
 
-    settings: tuple[str, ...] = ()
+    method: str = "dense"
+    density: float = 1.0
+    interval: int = 200
+    residual: str = "sum"
+    rank: int = 0
+    bf16: bool = False
     switch: float = 0.0
     tuned: int = 500  #: the longest runs for which learning rates are tried
     longest: int = 2000
     rate_warmup: float = 0.02  #: share of the steps in which the learning rate rises
 
-    def run(self, steps: int, lr: float, seed: int) -> Run:
-        rises = int(self.rate_warmup * steps) + 1
-        optimizer = (f"optimizer.lr={lr}", f"optimizer.min_lr={lr / 10}", f"optimizer.warmup_steps={rises}")
-        loop = (f"loop.steps={steps}", f"loop.seed={seed}", f"data.seed={seed}")
-        switch = (f"compression.warmup_steps={int(self.switch * steps)}",) if self.switch else ()
-        return _model().override(*optimizer, *loop, *(f"compression.{text}" for text in self.settings), *switch)
+    @property
+    def n_simulated(self) -> int:
+        """Ranks whose gradients are computed in turn; 1: that of the whole batch stands for all."""
+        return RANKS if self.method == "top-k" or self.bf16 else 1
+
+    def ways(self, model: torch.nn.Module, steps: int) -> list:
+        """One for each simulated rank."""
+        names = ("density", "interval", "residual", "rank", "bf16")
+        about = {name: getattr(self, name) for name in names}
+        about["dense_until"] = int(self.switch * steps)
+        return [make(self.method, model, **about) for _ in range(self.n_simulated)]
+
+    def args(self, steps: int, lr: float, seed: int) -> argparse.Namespace:
+        """The options of a trainer."""
+        words = [f"--model={MODEL}", f"--length={LENGTH}", f"--batch={BATCH}", f"--steps={steps}", f"--seed={seed}"]
+        words += [f"--lr={lr}", f"--min-lr={lr / 10}", f"--warm-up={int(self.rate_warmup * steps) + 1}"]
+        return options().parse_args(words)
 
 
 def _cases() -> dict[str, Case]:
     main = {"tuned": 4000, "longest": 4000}
-    found = {"dense": Case(**main), "dense bf16": Case(("wire=bf16",), longest=500)}
+    found = {"dense": Case(**main), "dense bf16": Case(bf16=True, longest=500)}
     found["dense, rate rises for 0.2"] = Case(rate_warmup=0.2)  # is a gain only the effect of a slow start?
     for switch in (0.2, 0.0):
         for density in (0.9, 0.5, 0.4, 0.1):
@@ -80,11 +98,11 @@ def _cases() -> dict[str, Case]:
                 for residual in ("sum", "mean"):
                     published = (switch, interval, residual) == (0.2, 200, "sum")  # stands beside the artifact's
                     lengths = {} if not published else main if density == 0.4 else {"tuned": 2000}
-                    settings = ("method=radius", f"density={density}", f"interval={interval}", f"residual={residual}")
+                    about = {"density": density, "interval": interval, "residual": residual, "switch": switch}
                     name = f"radius d {density:g} T {interval} {residual} switch {switch:g}"
-                    found[name] = Case(settings, switch, **lengths)
-    found["top-k d 0.1 switch 0.2"] = Case(("method=top-k", f"density={0.4 / RANKS}"), 0.2, 2000)
-    found["powersgd rank 17 switch 0.2"] = Case(("method=powersgd", "rank=17"), 0.2, 2000)
+                    found[name] = Case(method="radius", **about, **lengths)
+    found["top-k d 0.1 switch 0.2"] = Case(method="top-k", density=0.4 / RANKS, switch=0.2, tuned=2000)
+    found["powersgd rank 17 switch 0.2"] = Case(method="powersgd", rank=17, switch=0.2, tuned=2000)
     return found
 
 
@@ -100,36 +118,40 @@ class Job:
 
 
 @cache
-def _model() -> Run:
-    """116,480 parameters, 1024 tokens a step, from a text long enough for 8,000 steps without repetition."""
-    shape = ("model.d_model=64", "loop.seq_len=64", "loop.global_batch=16", "loop.device=cpu", "data.corpus=stdlib")
-    return recipe("laptop").override("parallel.strategy=ddp", *shape)
-
-
-@cache
 def _corpus() -> Corpus:
-    return open_corpus(_model().data)
+    """A text long enough for 8,000 steps without repetition."""
+    return open_corpus(DataConfig(corpus="stdlib"))
 
 
 def wire_share(case: Case) -> float:
     """Bytes that a rank sends, over those of a dense fp32 step; average after the switch."""
-    run = case.run(1000, 1e-3, 0)
-    dense = cost.wire_bytes("all_reduce", 4 * cost.parameter_count(run.model), RANKS)
-    if run.compression.method == "radius":
-        return cost.wire_bytes("all_reduce", cost.mean_payload_bytes(run), RANKS) / dense
-    traffic = cost.gradient_traffic(run, RANKS)
-    return sum(cost.wire_bytes(op, nbytes, RANKS) for (op, _), nbytes in traffic.items()) / dense
+    with torch.device("meta"):
+        model = GPT(shape_of(MODEL))
+    sizes = [(p.numel(), tuple(p.shape)) for p in model.parameters()]
+    numbers = sum(numel for numel, _ in sizes)
+    dense = cost.wire_bytes("all_reduce", 4 * numbers, RANKS)
+    if case.method == "top-k":
+        return _top_k_bytes(case, sizes) / dense
+    sent = 0.0
+    for numel, shape in sizes:
+        if len(shape) < 2 or case.method == "dense":
+            sent += numel
+        elif case.method == "powersgd":
+            rows, columns = shape
+            sent += min(numel, case.rank * (rows + columns))
+        else:
+            chosen = max(int(case.density * numel), 1)
+            sent += ((case.interval - 1) * chosen + numel) / case.interval
+    return cost.wire_bytes("all_reduce", (2 if case.bf16 else 4) * sent, RANKS) / dense
+
+
+def _top_k_bytes(case: Case, sizes: list) -> float:
+    """Values, and places in int32, of every rank; vectors are sent whole, but by the same message."""
+    sent = sum(max(1, int(case.density * numel)) if len(shape) > 1 else numel for numel, shape in sizes)
+    return cost.wire_bytes("all_gather", (4 + 4) * RANKS * sent, RANKS)
 
 
 # The runs ------------------------------------------------------------------------------------------------------------
-
-
-def simulate(run: Run, world: World, n_ranks: int = RANKS) -> tuple[Engine, int]:
-    """An engine that computes in this process what `n_ranks` would, and for how many ranks its step takes shares; 0:
-    it takes the whole batch."""
-    if run.compression.method == "top-k":
-        return PlainTopK(run, n_ranks), n_ranks
-    return (SimulatedRanks(run, n_ranks), n_ranks) if run.compression.wire == "bf16" else (build(run, world), 0)
 
 
 def train(job: Job) -> dict:
@@ -137,28 +159,34 @@ def train(job: Job) -> dict:
 
     If the run diverged, its training and validation loss are None.
     """
-    run, start, world = CASES[job.case].run(job.steps, job.lr, job.seed), time.perf_counter(), connect("cpu")
-    engine, n = simulate(run, world)
-    loop, corpus, every = run.loop, _corpus(), max(1, job.steps // POINTS)
-    batches = Batches(corpus.train, seq_len=loop.seq_len, global_batch=loop.global_batch, seed=run.data.seed)
-    held_out = Batches(corpus.val, seq_len=loop.seq_len, global_batch=loop.global_batch, seed=None)
+    case, start, world = CASES[job.case], time.perf_counter(), connect("cpu")
+    args, corpus, every = case.args(job.steps, job.lr, job.seed), _corpus(), max(1, job.steps // POINTS)
+    model = draw(build(args), args, torch.device("cpu"))
+    optimizer = make_optimizer(model, args)
+    ranks = SimulatedRanks(model, optimizer, case.ways(model, job.steps))
+    batches = Batches(corpus.train, seq_len=LENGTH, global_batch=BATCH, seed=job.seed)
+    held_out = Batches(corpus.val, seq_len=LENGTH, global_batch=BATCH, seed=None)
     apart = max(1, held_out.steps_per_epoch // VAL_BATCHES)  # spread over the whole held-out text
 
+    def rows(source: Batches, step: int, rank: int = 0, n: int = 1) -> torch.Tensor:
+        ((tokens, targets),) = source.share(step, rank, n, 1)
+        return torch.cat([tokens, targets[:, -1:]], 1)
+
     def validate() -> float:
-        return engine.evaluate(held_out.batch(i * apart) for i in range(VAL_BATCHES))[0]
+        return ranks.evaluate(rows(held_out, i * apart) for i in range(VAL_BATCHES))
 
     losses, val_curve = [], []
     for step in range(job.steps):
-        batch = [batches.share(step, rank, n) for rank in range(n)] or [batches.batch(step)]
-        try:
-            losses.append(engine.step(batch, lr_at(step, job.steps, run.optimizer)).loss)
-        except GradientError:  # not finite from here on
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step, args)
+        n = case.n_simulated
+        losses.append(ranks.step([rows(batches, step, rank, n) for rank in range(n)]))
+        if not math.isfinite(losses[-1]):
             break
         if (step + 1) % (4 * every) == 0:
             val_curve.append((step + 1, round(validate(), 5)))
     tail, val_loss = losses[-max(1, job.steps // 20) :], validate()
     converged = len(losses) == job.steps and math.isfinite(val_loss)
-    engine.close()
     world.close()
     means = [sum(losses[i : i + every]) / every for i in range(0, len(losses) - every + 1, every)]
     return {

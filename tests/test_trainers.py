@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -13,8 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from aiscale import cost
 from aiscale.lesson.scripts import changed
+from aiscale.plan.presets import model_of
 from aiscale.train import data, options, record
+from aiscale.train.model import GPT
 from aiscale.train.presets import presets, shape_of
 from aiscale.train.record import read_metrics
 from centre import Cluster
@@ -115,6 +119,16 @@ def test_every_preset_has_a_source_and_a_whole_shape():
         assert entries["source"]
         shape = shape_of(name)
         assert shape.width % shape.heads == 0, name
+
+
+def test_a_model_may_be_a_size_and_the_formulas_know_it(tmp_path):
+    run("serial", "--model", "2x32", "--steps", 2, folder=tmp_path)
+    assert len(losses(tmp_path / "run")) == 2
+    with torch.device("meta"):
+        model = GPT(shape_of("3x96"))
+    numbers = sum(weight.numel() for weight in model.parameters())
+    assert numbers == cost.parameter_count(model_of("3x96"))
+    assert (shape_of("3x96").layers, shape_of("3x96").heads) == (3, 3)
 
 
 # What they compute -------------------------------------------------------------------------------------------------
@@ -241,8 +255,6 @@ def test_a_step_sends_the_bytes_that_the_lessons_predict(tmp_path):
 
 
 def tiny_shapes():
-    from aiscale.train.model import GPT
-
     with torch.device("meta"):
         model = GPT(shape_of("tiny"))
     return [(name, weight.shape) for name, weight in model.named_parameters()]
@@ -378,10 +390,11 @@ def test_bad_settings_get_one_line(tmp_path, refused):
         ("--text", str(tmp_path)): "holds no tokens: `aiscale data prepare` makes them",
         ("--length", "65"): "--length 65 is too long: --model tiny reads at most 64 tokens",
         ("--model", "nowhere"): "--model nowhere is no folder with a config.json",
+        ("--model", "2x100"): "100 is no multiple of its 3 heads, .*: take 2x96",
         ("--length", "64", "--text", str(tmp_path / "short")): "no sequence of --length 64",
     }
     for given, message in cases.items():
-        assert message in refused(data.read_windows, parse(given))
+        assert re.search(message, refused(data.read_windows, parse(given)))
     _, said = run("serial", "--batch", 15, status=2, folder=tmp_path)
     assert "--batch is 15: it must be a multiple of 1 copies of the model x --micro-batch 2" in said
     _, said = run("zero", "--optimizer", "lamb", status=2, folder=tmp_path)  # its loss would be wrong

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import tomllib
 from pathlib import Path
 
@@ -18,8 +19,16 @@ def presets() -> dict[str, dict]:
 
 
 def model_of(name: str, recompute: bool = False) -> ModelConfig | HFModelConfig:
-    """The model of a preset, or of a folder with a config.json of transformers. Raises ConfigError."""
+    """The model of a preset, of a size such as 4x128, or of a folder with a config.json of transformers.
+
+    Raises ConfigError.
+    """
     more = {"activation_checkpointing": recompute}
+    size = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", name)
+    if size:  # as aiscale.train.presets has it
+        layers, width = int(size[1]), int(size[2])
+        sizes = {"n_layer": layers, "d_model": width, "n_head": max(1, width // 32)}
+        return ModelConfig(**sizes, max_seq_len=128, position="learned", tied=False, **more)
     if name not in presets():
         if (Path(name) / "config.json").is_file():
             return HFModelConfig(folder=name, **more)

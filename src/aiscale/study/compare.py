@@ -3,7 +3,9 @@
     aiscale compare runs/dense runs/radius              # prints a table; writes compare/index.html and compare.json
     aiscale compare runs/dense-* runs/radius-*          # runs that differ only in seeds are one row
 
-Runs on another number of ranks, or on another kind of machine, are rows of their own.
+The runs are folders of trainers, `aiscale train ... --save FOLDER`, with an evaluation of text held
+out (`--held-out 0.1 --evaluate-every 100`). Runs on another number of ranks, or on another kind of
+machine, are rows of their own.
 
 The columns are those of table 2 in the artifact appendix of Radius (MLSys 2025), the curves those of its figures 1
 and 2. Time is that of the training steps: evaluations and checkpoints, which all runs have alike, do not count.
@@ -21,9 +23,13 @@ from pathlib import Path
 from statistics import fmean
 
 from aiscale.config import ConfigError
-from aiscale.train.records import load_run, read_metrics
+from aiscale.train.record import read_metrics, read_note
 
 DAY_S = 86_400
+#: Options of a trainer that do not change what a step computes, or are compared in another way.
+_NO_SETTINGS = "seed text save save_every save_minutes evaluate_every patience peak_tflops".split()
+#: Options that runs must share: else their perplexities are of different things.
+_SAME = ("model", "length", "held_out")
 _HEAD = ["runs", "ranks", "seeds", "train perplexity", "validation perplexity"]
 _HEAD += ["time", "speed-up", "time saved"]
 
@@ -35,9 +41,9 @@ def compare(folders: Sequence[str | Path]) -> list[dict]:
     the baseline's, and ranks and machine if they do), and (mean, lowest, highest) over its runs of
     train_ppl, val_ppl, days, speedup (baseline's time over its own, minus 1), time_saved (1 minus
     its own time over the baseline's). Its curves, [(step, mean, lowest, highest)], are loss and
-    loss_error in nats, and val_ppl_curve. The loss error is the baseline's loss, of the same seeds
-    if it has them, minus its own. Raises ConfigError if a run has not finished, or has another
-    corpus, model or number of tokens than the first.
+    loss_error in nats, and val_ppl_curve. The loss error is the baseline's loss, of the same seed
+    if it has that, minus its own. Raises ConfigError if a run has not finished, or has another
+    text, model or number of tokens than the first.
     """
     runs = [_read(Path(folder)) for folder in folders]
     groups: dict[str, list[dict]] = {}
@@ -49,18 +55,18 @@ def compare(folders: Sequence[str | Path]) -> list[dict]:
     baseline, *_ = groups.values()
     days, settings = fmean(run["days"] for run in baseline), baseline[0]["settings"]
     mean_loss = {step: fmean(run["loss"][step] for run in baseline) for step in baseline[0]["loss"]}
-    by_seed = {run["seeds"]: run["loss"] for run in baseline}
+    by_seed = {run["seed"]: run["loss"] for run in baseline}
 
     def loss_error(run: dict) -> dict[int, float]:
-        loss = by_seed.get(run["seeds"], mean_loss)
+        loss = by_seed.get(run["seed"], mean_loss)
         return {step: loss[step] - value for step, value in run["loss"].items() if step in loss}
 
     return [
         {
             "runs": [str(run["path"]) for run in group],
             "ranks": group[0]["settings"]["ranks"],
-            "seeds": len({run["seeds"] for run in group}),
-            "settings": {key: value for key, value in group[0]["settings"].items() if value != settings[key]},
+            "seeds": len({run["seed"] for run in group}),
+            "settings": _other(group[0]["settings"], settings),
             "train_ppl": _spread(math.exp(run["loss"][max(run["loss"])]) for run in group),
             "val_ppl": _spread(run["val_ppl"][max(run["val_ppl"])] for run in group),
             "days": _spread(run["days"] for run in group),
@@ -75,42 +81,62 @@ def compare(folders: Sequence[str | Path]) -> list[dict]:
 
 
 def _read(path: Path) -> dict:
-    run, note = load_run(path).to_dict(), json.loads((path / "run.json").read_text())
-    train, evals = read_metrics(path), read_metrics(path, "eval")
-    if note["status"] != "finished" or not evals:
-        at = f"at step {train[-1]['step'] if train else 0:,} of {note['total_steps']:,}, and {note['status']}"
-        raise ConfigError(f"{path} is {at}, with {len(evals)} evaluations: let it finish first (--resume)")
+    """What is compared of a run. Raises ConfigError if the folder holds no finished run of a trainer."""
+    note = _note_of(path)
+    options, train, evals = note["options"], read_metrics(path), read_metrics(path, "eval")
+    if note["status"] != "finished":
+        done = f"{train[-1]['step'] + 1 if train else 0:,} of {options['steps']:,}"
+        what = f"{path} is at step {done}, and {note['status']}"
+        raise ConfigError(f"{what}: let it finish first (start it again)")
+    if not evals:
+        remedy = "train with --held-out 0.1 --evaluate-every 100"
+        raise ConfigError(f"{path} has no evaluation, so no validation perplexity: {remedy}")
     window = max(1, len(train) // 100)  # losses of single steps scatter
-    parts = [train[end - window : end] for end in range(len(train), window - 1, -window)][::-1]
-    loss = {part[-1]["step"]: fmean(line["loss"] for line in part) for part in parts}
-    val_ppl = {line["step"]: math.exp(line["loss"]) for line in evals}
-    steps = [line["step"] for line in train]
-    seconds = sum(
-        (step - before) * line["step_s"] for line, step, before in zip(train, steps, [0, *steps], strict=False)
-    )
-    settings = {f"{part}.{key}": value for part in run if part != "name" for key, value in run[part].items()}
-    same = {key: value for key, value in settings.items() if key.startswith(("model.", "data.")) and key != "data.seed"}
-    same |= {"tokens": note["total_steps"] * run["loop"]["global_batch"] * run["loop"]["seq_len"]}
+    loss = {}
+    for end in range(len(train), window - 1, -window):
+        part = train[end - window : end]
+        loss[part[-1]["step"] + 1] = fmean(line["loss"] for line in part)
+    same = {name: options[name] for name in _SAME}
+    same["tokens"] = options["steps"] * options["batch"] * options["length"]
+    same["sequences in an evaluation"] = options["batch"] * options["evaluate_batches"]
+    same["text with sha256"] = note["text_sha256"][:8]
+    settings = {"trainer": note["trainer"]}
+    settings |= {name: value for name, value in options.items() if name not in _NO_SETTINGS}
     return {
         "path": path,
-        "same": same | {"corpus with sha256": note["corpus"]["sha256"][:8]},
-        "settings": {k: v for k, v in settings.items() if not k.endswith(".seed")} | _place(note),
-        "seeds": (run["data"]["seed"], run["loop"]["seed"]),
-        "days": seconds / DAY_S,
-        "loss": loss,
-        "val_ppl": val_ppl,
+        "same": same,
+        "settings": settings | _place(note),
+        "seed": options["seed"],
+        "days": sum(line["seconds"] for line in train) / DAY_S,
+        "loss": dict(sorted(loss.items())),
+        "val_ppl": {line["step"] + 1: math.exp(line["loss"]) for line in evals},
     }
+
+
+def _other(settings: dict, baseline: dict) -> dict:
+    """The settings that differ from the baseline's; another trainer has options of its own."""
+    return {name: value for name, value in settings.items() if value != baseline.get(name)}
+
+
+def _note_of(path: Path) -> dict:
+    try:
+        note = read_note(path)
+    except (OSError, ValueError):
+        note = None
+    if note is None:
+        raise ConfigError(f"{path} is no run folder: it has no readable run.json")
+    if "options" not in note:
+        why = "holds a run of an earlier aiscale, whose record says other things"
+        raise ConfigError(f"{path} {why}: train it again")
+    return note
 
 
 def _place(note: dict) -> dict:
     """Where a run ran, as far as its seconds depend on it. Names of hosts do not count: the nodes
     of a cluster are alike."""
-    world, machine = note.get("world", {}), note.get("machine", {})
-    place = {"ranks": world.get("size", "unknown"), "nodes": "unknown"}
-    if "processes" in world:
-        place["nodes"] = len({host for host, _ in world["processes"]})
+    place = {"ranks": note["world_size"], "nodes": note.get("nodes", "unknown")}
     for key in ("processor", "cores", "threads_per_rank", "device"):
-        place[key] = machine.get(key, "unknown")
+        place[key] = note["machine"].get(key, "unknown")
     return place
 
 

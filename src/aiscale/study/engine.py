@@ -1,8 +1,9 @@
 """Runs the cells of a study, each in new processes, and writes each result to a file of its own at once.
 
-Each round runs the cells in a new random order, with the base between them, so that a drift of the machine shows in
-the base and can be divided out. The same call resumes: a run whose file exists is not made again. A cell that runs out
-of memory, crashes or takes too long is a result with that status.
+A cell is a trainer, started as a script on its ranks and measured by `aiscale.study.cell`. Each round runs the cells in
+a new random order, with the base between them, so that a drift of the machine shows in the base and can be divided
+out. The same call resumes: a run whose file exists is not made again. A cell that runs out of memory, crashes or takes
+too long is a result with that status.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import json
 import math
 import os
 import random
+import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -19,13 +22,26 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from aiscale import cost
+from aiscale import cost, train
 from aiscale.config import ConfigError, ModelConfig, require_writable, write_whole
 from aiscale.launch import launch
-from aiscale.study.grid import Cell, Study, run_of
+from aiscale.study.grid import (
+    WARM_UP,
+    Cell,
+    Study,
+    epoch_of,
+    options_of,
+    run_of,
+    trainer_of,
+    words_of,
+)
 
 BASE_EVERY = 5  #: cells between two runs of the base
 INTERRUPTED = (130, 128 + 15)  #: statuses of ranks after Ctrl-C and SIGTERM
+#: the trainers, and what stands for one where nothing is trained
+TRAIN, INFERENCE = Path(train.__file__).parent, Path(__file__).with_name("inference.py")
+IN_MEMORY = Path("/dev/shm")  #: a file system of Linux
+PRELOAD = ("torch._dynamo", "torch.distributed.checkpoint", "aiscale.train.data", "aiscale.study.grid")
 _ENDS = {128 + 14: "timed out", 128 + 9: "out of memory"}  #: by SIGALRM; Linux kills what needs too much memory
 
 
@@ -88,20 +104,58 @@ def _run(study: Study, cell: Cell, scratch: Path) -> dict:
     }
 
 
-def attempt(study: Study, cell: Cell, scratch: Path) -> dict:
-    """What the ranks of this cell measured, or the status and the error that ended them."""
-    data, spec, out = (scratch / name for name in (f"{cell['data_kib']}.bytes", "spec.json", "out.json"))
-    if not data.exists():
-        _write_text(run_of(cell).data.corpus, cell["data_kib"] * 1024, data)
-    spec.write_text(json.dumps({"cell": cell, "data": str(data), "limit_s": 60 * study.cell_minutes}))
-    out.unlink(missing_ok=True)
-    argv = ["-m", "aiscale.study.cell", str(spec), str(out)]
-    preload = ["torch._dynamo", "aiscale.data", "aiscale.parallel", "aiscale.train.records"]  # those of study.cell
-    status = launch(cell["ranks"], argv, preload=preload)
-    if status in INTERRUPTED:
-        raise KeyboardInterrupt
-    failed = {"status": _ENDS.get(status, "failed"), "error": f"a rank ended with status {status}"}
-    return json.loads(out.read_text()) if out.exists() else failed
+def attempt(study: Study, cell: Cell, scratch: Path, script: Path | None = None) -> dict:
+    """What the ranks of this cell measured, or the status and the error that ended them.
+
+    `script` runs in place of the trainer of the cell's strategy.
+    """
+    if script is None:
+        script = INFERENCE if cell["phase"] == "inference" else TRAIN / f"{trainer_of(cell)}.py"
+    if cell["place"] == "memory" and not IN_MEMORY.is_dir():
+        return {"status": "failed", "error": f"place memory needs {IN_MEMORY}, which is not here"}
+    disk = IN_MEMORY if cell["place"] == "memory" else scratch
+    with (
+        tempfile.TemporaryDirectory(dir=scratch) as out,
+        tempfile.TemporaryDirectory(prefix="aiscale-study-", dir=disk) as data,
+    ):
+        text, spec = Path(data, "text"), Path(out, "spec.json")
+        _write_text(cell["text"], cell["data_kib"] * 1024 + 1, text)
+        limit_s, epoch = 60 * study.cell_minutes, epoch_of(cell)
+        what = {"out": out, "epoch": epoch, "precision": cell["precision"], "limit_s": limit_s}
+        spec.write_text(json.dumps(what))
+        where = {"steps": WARM_UP + 2 * epoch, "text": text, "save": f"{out}/run", "save_every": 0}
+        words = words_of(options_of(cell) | where)
+        argv = ["-m", "aiscale.study.cell", str(spec), str(script), *words]
+        status = launch(cell["ranks"], argv, preload=PRELOAD)
+        if status in INTERRUPTED:
+            raise KeyboardInterrupt
+        found = [json.loads(file.read_text()) for file in sorted(Path(out).glob("[0-9]*.json"))]
+    return _together(found, cell, status)
+
+
+def _together(found: list[dict], cell: Cell, status: int) -> dict:
+    """Of what the ranks wrote: means over ranks, the largest peak; or why they failed."""
+    failed = [rank for rank in found if "status" in rank]
+    if failed:  # one that lacks memory explains the others' broken connections
+        return max(failed, key=lambda rank: rank["status"] == "out of memory")
+    if status or len(found) < cell["ranks"]:
+        error = f"a rank ended with status {status}"
+        return {"status": _ENDS.get(status, "failed"), "error": error}
+    mean = {}
+    for name in ("first_epoch_s", "epoch_s"):
+        mean[name] = statistics.fmean(rank[name] for rank in found)
+    chosen = options_of(cell)
+    tokens = epoch_of(cell) * chosen["batch"] * chosen["length"]
+    mean["tokens_per_s"] = tokens / mean["epoch_s"]
+    mean["peak_bytes"] = max(rank["peak_bytes"] for rank in found)
+    return {**found[0], **mean, "commit": _commit()}
+
+
+def _commit() -> str | None:
+    """Of this repository, where the package lies in one."""
+    command = ["git", "-C", Path(__file__).parent, "describe", "--always", "--dirty"]
+    git = subprocess.run(command, capture_output=True, text=True)
+    return git.stdout.strip() or None
 
 
 def _predicted(cell: Cell) -> dict:
@@ -109,8 +163,8 @@ def _predicted(cell: Cell) -> dict:
     run, ranks = run_of(cell), cell["ranks"]
     if not isinstance(run.model, ModelConfig) or cell["phase"] != "training":
         return {}
-    nbytes = max(sum(cost.step_bytes(run, ranks, rank).values()) for rank in range(ranks))
-    return {"parameters": cost.parameter_count(run.model), "predicted_bytes": nbytes}
+    each = [sum(cost.step_bytes(run, ranks, rank).values()) for rank in range(ranks)]
+    return {"parameters": cost.parameter_count(run.model), "predicted_bytes": max(each)}
 
 
 def _write_text(corpus: str, nbytes: int, path: Path) -> None:

@@ -44,6 +44,7 @@ class Job:
         self.pending = None  #: (step, its numbers, its seconds) of the last step, not yet read
         self.stopping = self.overdue = False
         self.saved_s = self.before_s = time.monotonic()
+        self.paused_s = None  #: since when an evaluation or a checkpoint holds up the next step
         self.flops_per_token = shape_of(args.model).flops_per_token(args.length)
         self.record = None
         if rank == 0:
@@ -57,6 +58,9 @@ class Job:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate(step, self.args)
             yield step, batch
+            if self.paused_s is not None:
+                self.before_s += time.monotonic() - self.paused_s
+                self.paused_s = None
             if self.stopping:
                 break
         self.read_pending()
@@ -102,13 +106,19 @@ class Job:
             values["mfu"] = tokens_per_s * self.flops_per_token / peak
         self.record.add("train", **values)
 
+    def pause(self):
+        """What follows, until the next step, is no part of any step's seconds."""
+        self.read_pending()  # so that a GPU has ended its step
+        if self.paused_s is None:
+            self.paused_s = time.monotonic()
+
     def must_save(self, step):
         """Whether this is the step to save after, the same on all ranks."""
         every = self.args.save_every
         due = bool(every) and ((step + 1) % every == 0 or step + 1 == self.args.steps)
         if not (due or self.stopping or self.overdue):
             return False
-        self.read_pending()  # a loss that is no number must not be saved
+        self.pause()  # which reads the loss: one that is no number must not be saved
         self.overdue, self.saved_s = False, time.monotonic()
         return True
 
@@ -120,10 +130,12 @@ class Job:
 
     def must_evaluate(self, step):
         every = self.args.evaluate_every
-        return bool(every) and ((step + 1) % every == 0 or step + 1 == self.args.steps)
+        due = bool(every) and ((step + 1) % every == 0 or step + 1 == self.args.steps)
+        if due:
+            self.pause()
+        return due
 
     def note_evaluation(self, step, loss):
-        self.read_pending()  # of the same step
         if rank == 0:
             print(f"step {step} val_loss {loss:.6f}", flush=True)
             self.record.add("eval", step=step, loss=loss, perplexity=math.exp(min(loss, 700.0)))

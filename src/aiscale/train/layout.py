@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import math
 
-from aiscale.train.presets import presets, shape_of
+from aiscale.train.presets import is_ours, shape_of
 
 
 def misfit(args: argparse.Namespace, ranks: int) -> str | None:
@@ -38,7 +38,7 @@ def misfit(args: argparse.Namespace, ranks: int) -> str | None:
 def not_of_megatron(args: argparse.Namespace) -> str | None:
     """What Megatron-Core cannot do, or does not do here."""
     shape, tp, pp = shape_of(args.model), args.tp, args.pp
-    if args.model not in presets() or "transformers" in presets()[args.model]:
+    if not is_ours(args.model):
         return f"--model {args.model}: Megatron-Core has a GPT of its own: take fsdp or zero"
     if args.fp64:
         return "--fp64: Megatron-Core computes the loss in fp32: leave it out, or take tp_pp"

@@ -15,7 +15,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
 from aiscale.train.normal import normal, slices
-from aiscale.train.presets import presets, shape_of
+from aiscale.train.presets import entries_of, is_ours, shape_of
 
 #: The last matrix of each branch, by its name in our model and in transformers' ones.
 OUTPUTS = ("out", "down", "c_proj", "out_proj", "fc_out", "o_proj", "down_proj", "dense_4h_to_h")
@@ -85,7 +85,7 @@ def transformers_model(name):
 
 def build(args):
     """The model of --model, without memory: `draw` gives it that."""
-    ours = args.model in presets() and "transformers" not in presets()[args.model]
+    ours = is_ours(args.model)
     with torch.device("meta" if ours else "cpu"):
         model = GPT(shape_of(args.model)) if ours else transformers_model(args.model)
     for block in model.blocks:
@@ -148,7 +148,7 @@ def _known_weights(args):
     if args.model == "tiny":
         torch.manual_seed(args.seed)
         return GPT(shape_of("tiny")).state_dict().__getitem__
-    if args.model in presets():
+    if entries_of(args.model):
         return None
     from aiscale.train.hugging_face import stored_weights
 

@@ -27,7 +27,8 @@ def options(trainer: str = "serial", description: str | None = None) -> argparse
 
 def add_model_and_data(group) -> None:
     add = group.add_argument
-    add("--model", default="tiny", help="a name in presets.toml, or a folder of transformers")
+    models = "a name in presets.toml, layers x width (4x128), or a folder of transformers"
+    add("--model", default="tiny", help=models)
     add("--text", default=TEXT, help="a file to learn from, or a folder of aiscale data prepare")
     add("--held-out", type=float, default=0.0, metavar="SHARE", help="of the text, at its end")
     add("--length", type=int, default=64, help="tokens of a sequence")

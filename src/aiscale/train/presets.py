@@ -1,6 +1,7 @@
 """Models by name, from presets.toml. Without torch: the planner and `aiscale submit` read it too.
 
     shape_of("gpt2-xl").flops_per_token(1024)
+    shape_of("4x128")               # a size that the table lacks: 4 layers, 128 wide
 
 Letters: L layers, D width, V vocabulary, T tokens of a sequence.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -46,15 +48,36 @@ def presets() -> dict[str, dict]:
     return tomllib.loads(TABLE.read_text())
 
 
+def entries_of(model: str) -> dict | None:
+    """Of a name in the table, or of a size such as 4x128: heads of 32, bytes as tokens. Or None."""
+    size = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", model)
+    if not size:
+        return presets().get(model)
+    layers, width = int(size[1]), int(size[2])
+    heads = max(1, width // 32)
+    if width % heads:
+        rule = f"{width} is no multiple of its {heads} heads, of which there is one for each 32"
+        refuse(f"--model {model}: {rule}: take {layers}x{32 * heads}")
+    return {"layers": layers, "heads": heads, "width": width, "vocabulary": 256, "context": 128}
+
+
+def is_ours(model: str) -> bool:
+    """Whether our GPT is trained, and no model of transformers."""
+    entries = entries_of(model)
+    return entries is not None and "transformers" not in entries
+
+
 def shape_of(model: str) -> Shape:
-    """Of a name in the table, or of a folder with a config.json of transformers."""
-    if model in presets():
+    """Of a name in the table, a size, or a folder with a config.json of transformers."""
+    entries = entries_of(model)
+    if entries is not None:
         known = {field.name for field in fields(Shape)}
-        return Shape(**{key: value for key, value in presets()[model].items() if key in known})
+        return Shape(**{key: value for key, value in entries.items() if key in known})
     file = Path(model) / "config.json"
     if not file.is_file():
         names = ", ".join(presets())
-        refuse(f"--model {model} is no folder with a config.json, and none of: {names}")
+        rest = f"no size such as 4x128, and none of: {names}"
+        refuse(f"--model {model} is no folder with a config.json, {rest}")
     config = json.loads(file.read_text())
 
     def first_of(*names: str) -> int:

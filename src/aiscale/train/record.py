@@ -42,6 +42,7 @@ class Record:
             "options": vars_of(args),
             "text_sha256": text_digest,
             "world_size": world_size,
+            "nodes": nodes(world_size),
             "status": "running",
             "started": now(),
             "command": sys.argv,
@@ -152,12 +153,36 @@ def versions():
     return found
 
 
+def nodes(world_size):
+    """How many machines the ranks are on; a launcher says how many of them are on this one."""
+    if "LOCAL_WORLD_SIZE" in os.environ:
+        return world_size // int(os.environ["LOCAL_WORLD_SIZE"])
+    return int(os.environ.get("SLURM_STEP_NUM_NODES", 1))
+
+
+def processor():
+    """The name of its model, where the system tells it."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def cores():
+    """Those that this rank may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
 def machine():
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     return {
         "host": socket.gethostname(),
         "system": platform.platform(),
-        "processor": platform.processor() or platform.machine(),
+        "processor": processor(),
+        "cores": cores(),
         "device": device,
         "threads_per_rank": torch.get_num_threads(),
     }

@@ -13,7 +13,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from aiscale.train.options import options
-from aiscale.train.presets import presets, shape_of
+from aiscale.train.presets import is_ours, shape_of
 from aiscale.train.record import read_note
 from aiscale.train.refusal import refuse
 from aiscale.train.sharded_checkpoint import folders
@@ -37,7 +37,7 @@ def open_folder(path):
     if note["trainer"] == "megatron":
         refuse(f"{path} is of Megatron-Core: its own tools/checkpoint/convert.py exports it")
     args = options().parse_args(["--model", note["options"]["model"]])
-    if args.model in presets() and "transformers" not in presets()[args.model]:
+    if is_ours(args.model):
         model = gpt2_of(shape_of(args.model))
         model.load_state_dict(as_gpt2(weights_of(found[0], note), shape_of(args.model)))
     else:
