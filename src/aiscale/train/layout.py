@@ -29,6 +29,9 @@ def misfit(args: argparse.Namespace, ranks: int) -> str | None:
         return f"--batch is {args.batch}: it must be a multiple of {rule}, such as {smallest}"
     if hasattr(args, "virtual_stages"):
         return not_of_megatron(args) or not_interleaved(args, copies)
+    if pp > 1 and shape.tied:
+        rule = f"the head of {args.model} is its embedding, which the last stage lacks"
+        return f"--pp {pp}: {rule}: take --pp 1, or the trainer megatron"
     return None
 
 
