@@ -1,4 +1,6 @@
-"""The cases of `aiscale verify`: each is one way to train a small model, and names the run that it must equal.
+"""The cases of `aiscale verify`: each is one way to train a small model.
+
+It names the run that it must equal.
 
 The settings make mistakes visible. AdamW divides a gradient by its own size, so a gradient that is
 twice too large trains the same weights if all steps have it. So the gradient's norm is compared as
@@ -87,7 +89,7 @@ def serial(model: str, optimizer: str, precision: str) -> Case:
 
 
 def find_mpiexec() -> str:
-    """The mpiexec beside this Python (the mpich wheel's), else the one on PATH (a site's module)."""
+    """The mpiexec beside this Python (the mpich wheel's), else the one on PATH."""
     beside = Path(sys.executable).with_name("mpiexec")
     return str(beside) if beside.exists() else "mpiexec"
 
@@ -99,6 +101,7 @@ def text() -> bytes:
 
 
 _SPARSE = "--density 0.3 --interval 4"
+_SIMULATED = "radius-simulated"
 _GRID = "--tp 2 --pp 2"
 _ALL = (
     serial("odd", "adamw", "fp64"),

@@ -1,4 +1,4 @@
-"""Compares every trainer with serial training: the same data, batch and seed, so the same losses and weights.
+"""Compares every trainer with serial training: on the same data, by the same seed, the same run.
 
     aiscale verify 'zero*' ddp-x2 --json    # without names all cases; exit status 0 if all hold
 

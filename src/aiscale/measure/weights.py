@@ -1,6 +1,6 @@
 """The weights of a trainer's newest checkpoint, whole and under the names of our own model.
 
-weights_of(Path("run"))          # {"blocks.0.query.weight": tensor, ...}, in the precision of the run
+weights_of(Path("run"), heads, vocabulary)     # {"blocks.0.query.weight": tensor, ...}
 
 ZeRO's checkpoint is DeepSpeed's; Megatron-Core's has its own names, and keeps a head's query, key
 and value together.

@@ -1,9 +1,9 @@
-"""Radius by its definition, on ranks simulated in one process: what aiscale.train.radius must equal.
+"""Radius by its definition, on ranks simulated in one process: aiscale.train.radius must equal it.
 
     python -m aiscale.train.radius_simulated --ranks 3 --density 0.3 --interval 4
 
-Nothing is sent and no hook is used. Each rank's gradient is computed in turn, and Adam's moments are
-computed here once more, from the gradients that the optimizer gets.
+Nothing is sent and no hook is used. Each rank's gradient is computed in turn, and Adam's moments
+are computed here once more, from the gradients that the optimizer gets.
 """
 
 import gc

@@ -17,7 +17,6 @@ from aiscale.train.refusal import refuse
 from aiscale.train.sharded_checkpoint import gather
 from aiscale.train.watch import watch
 
-
 #: (rank, world size, local rank): of mpiexec (Open MPI, MPICH), which a job of Slurm may start, and
 #: of srun. A batch script has SLURM_PROCID too, but starts no ranks.
 LAUNCHERS = (
