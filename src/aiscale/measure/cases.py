@@ -52,6 +52,10 @@ class Case:
     def evaluates(self) -> bool:
         return self.trainer != "tp_pp"  # as in its lesson, it has no evaluation
 
+    @property
+    def has_norm(self) -> bool:
+        return "--stage 0" not in self.options  # there DeepSpeed does not tell it
+
     def arguments(self, folder: Path) -> list[str]:
         """The options of this case's trainer; `folder` has the text and gets the results."""
         words = [*_COMMON.split(), *self.options.split()]

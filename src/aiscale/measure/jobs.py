@@ -54,12 +54,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A case's differences from its reference."""
+    """A case's differences from its reference. None: there is nothing to compare."""
 
     case: Case
     loss_difference: float  #: largest over the steps, nats
-    eval_difference: float  #: the same over the evaluations; 0 for a trainer that has none
-    norm_difference: float  #: of the gradient before clipping, relative; largest over the steps
+    eval_difference: float | None  #: the same over the evaluations
+    norm_difference: float | None  #: of the gradient before clipping, relative
     weight_difference: float  #: largest over all weights
     seconds: float
     error: str = ""
@@ -70,25 +70,25 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        of_losses, of_others = self.tolerances
-        losses_hold = max(self.loss_difference, self.eval_difference) <= of_losses
-        others_hold = max(self.norm_difference, self.weight_difference) <= of_others
-        return not self.error and losses_hold and others_hold
+        return not self.error and all(found <= most for found, most in self.differences)
 
     @property
-    def differences(self) -> tuple[float, ...]:
-        return (
-            self.loss_difference,
-            self.eval_difference,
-            self.norm_difference,
-            self.weight_difference,
-        )
+    def differences(self) -> list[tuple[float, float]]:
+        """(difference, what is allowed) of each quantity that both runs have."""
+        of_losses, of_others = self.tolerances
+        pairs = [
+            (self.loss_difference, of_losses),
+            (self.eval_difference, of_losses),
+            (self.norm_difference, of_others),
+            (self.weight_difference, of_others),
+        ]
+        return [(found, most) for found, most in pairs if found is not None]
 
     def __str__(self) -> str:
         state = "holds" if self.holds else "failed" if self.error else "differs"
         of_losses, of_others = self.tolerances
-        losses = f"loss {self.loss_difference:.0e}, eval {self.eval_difference:.0e}"
-        others = f"norm {self.norm_difference:.0e}, weights {self.weight_difference:.0e}"
+        losses = f"loss {_said(self.loss_difference)}, eval {_said(self.eval_difference)}"
+        others = f"norm {_said(self.norm_difference)}, weights {_said(self.weight_difference)}"
         found = f"{losses} (allowed {of_losses:.0e}), {others} (allowed {of_others:.0e})"
         return f"{self.case.name}: {state}: {self.error or found}, {self.seconds:.1f} s"
 
@@ -97,6 +97,10 @@ class Verdict:
         about = {name: getattr(self.case, name) for name in names}
         result = {**asdict(self), "case": self.case.name, "seconds": round(self.seconds, 1)}
         return {**result, **about, "tolerances": self.tolerances, "holds": self.holds}
+
+
+def _said(difference: float | None) -> str:
+    return "not there" if difference is None else f"{difference:.0e}"
 
 
 def verify(
@@ -169,13 +173,14 @@ def _verdict(case: Case, folder: Path, true: dict[str, Outcome]) -> Verdict:
     return Verdict(case, *differences, time.perf_counter() - start)
 
 
-def _differences(case: Case, outcome: Outcome, true: Outcome) -> tuple[float, ...]:
+def _differences(case: Case, outcome: Outcome, true: Outcome) -> tuple[float | None, ...]:
     """The largest difference in (loss, evaluation, gradient norm, weights)."""
-    evaluations = true.evaluations if case.evaluates else []
-    norms = [
-        abs(a["grad_norm"] / b["grad_norm"] - 1)
-        for a, b in zip(outcome.steps, true.steps, strict=True)
-    ]
+    evaluations = norms = None
+    if case.evaluates:
+        evaluations = _largest_of_losses(outcome.evaluations, true.evaluations)
+    if case.has_norm:
+        pairs = zip(outcome.steps, true.steps, strict=True)
+        norms = _largest([abs(a["grad_norm"] / b["grad_norm"] - 1) for a, b in pairs])
     if outcome.weights.keys() != true.weights.keys():
         wrong = sorted(outcome.weights.keys() ^ true.weights.keys())
         raise RuntimeError(f"weights that only one of the two has: {', '.join(wrong[:5])}")
@@ -184,8 +189,8 @@ def _differences(case: Case, outcome: Outcome, true: Outcome) -> tuple[float, ..
     ]
     return (
         _largest_of_losses(outcome.steps, true.steps),
-        _largest_of_losses(outcome.evaluations, evaluations),
-        _largest(norms),
+        evaluations,
+        norms,
         _largest(weights),
     )
 
@@ -213,8 +218,7 @@ def _read(path: Path, case: Case) -> Outcome:
     steps = [line for line in lines if line["kind"] == "train"]
     if len(steps) != STEPS:
         raise RuntimeError(f"{path.name} left {len(steps)} losses, expected {STEPS}")
-    model = model_of(case.model)
-    weights = weights_of(path, model.n_head, model.vocab_size)
+    weights = weights_of(path, model_of(case.model))
     return Outcome(steps, [line for line in lines if line["kind"] == "eval"], weights)
 
 

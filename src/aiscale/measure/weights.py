@@ -1,6 +1,6 @@
 """The weights of a trainer's newest checkpoint, whole and under the names of our own model.
 
-weights_of(Path("run"), heads, vocabulary)     # {"blocks.0.query.weight": tensor, ...}
+weights_of(Path("run"), model_of("tiny"))     # {"blocks.0.query.weight": tensor, ...}
 
 ZeRO's checkpoint is DeepSpeed's; Megatron-Core's has its own names, and keeps a head's query, key
 and value together.
@@ -18,6 +18,8 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+
+from aiscale.config import HFModelConfig, ModelConfig
 
 #: Megatron-Core's names and ours, outside of the blocks ...
 _ENDS = {
@@ -44,17 +46,22 @@ torch.save({name: weight.clone() for name, weight in weights.items()}, sys.argv[
 _reading = threading.Lock()  #: warnings are silenced for the whole process
 
 
-def weights_of(path: Path, heads: int, vocabulary: int) -> dict[str, Tensor]:
-    """Of the newest checkpoint in a --save folder. A tied head is there as the embedding alone."""
+def weights_of(path: Path, model: ModelConfig | HFModelConfig) -> dict[str, Tensor]:
+    """Of the newest checkpoint in a --save folder. A tied head is there beside the embedding."""
     folder = max(path.glob("[0-9]" * 8))
     trainer = json.loads((path / "run.json").read_text())["trainer"]
     if trainer == "zero":
-        return without_ties(_of_deepspeed(folder))
-    if trainer == "megatron":
+        weights = _of_deepspeed(folder)
+    elif trainer == "megatron":
         theirs = _stored(folder, ("embedding.", "decoder.", "output_layer."))
-        return without_ties(_renamed(theirs, heads, vocabulary))
-    stored = _stored(folder, ("model.",))
-    return without_ties({name.removeprefix("model."): weight for name, weight in stored.items()})
+        weights = _renamed(theirs, model.n_head, model.vocab_size)
+    else:
+        stored = _stored(folder, ("model.",))
+        weights = {name.removeprefix("model."): weight for name, weight in stored.items()}
+    if isinstance(model, ModelConfig) and model.tied:
+        # Some libraries store it twice, and a fault may make the two differ.
+        weights.setdefault("head.1.weight", weights["embed.token.weight"])
+    return weights
 
 
 def _stored(folder: Path, beginnings: tuple[str, ...]) -> dict[str, Tensor]:
@@ -98,11 +105,3 @@ def _renamed(theirs: dict[str, Tensor], heads: int, vocabulary: int) -> dict[str
         for number, which in enumerate(("query", "key", "value")):
             ours[f"{block}.{which}.{kind}"] = by_head[:, number].flatten(0, 1)
     return ours
-
-
-def without_ties(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Without a head that is the embedding: some libraries store it twice."""
-    embedding, head = weights.get("embed.token.weight"), weights.get("head.1.weight")
-    if embedding is not None and head is not None and torch.equal(embedding, head):
-        return {name: weight for name, weight in weights.items() if name != "head.1.weight"}
-    return weights
