@@ -12,7 +12,7 @@ import pytest
 
 from aiscale.hpc import doctor
 from aiscale.hpc.doctor import GIB, Finding, _resources, alike, check_ranks, settings
-from aiscale.verify.cases import find_mpiexec
+from aiscale.measure.cases import find_mpiexec
 from ranks import aiscale
 
 #: `aiscale` with a library that prints a greeting on stdout as ranks connect, as gloo does up to torch 2.12

@@ -270,7 +270,7 @@ _DELEGATED = {
     "verify": (
         "check that strategies, or a script of your own, agree with one process",
         "aiscale verify 'zero*' ddp-x2; aiscale verify train_ddp.py --nproc 4",
-        "verify.command",
+        "measure.command",
     ),
     "study": ("time settings, each against the same base", "aiscale study laptop --budget 30", "study.command"),
     "doctor": ("check whether this machine is ready to train", "srun aiscale doctor", "hpc.doctor"),

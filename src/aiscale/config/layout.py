@@ -129,6 +129,7 @@ _METHOD_OPTIONS = {
     "interval": ("radius",),
     "range": ("radius",),
     "residual": ("radius",),
+    "whole": ("radius",),
     "rank": ("powersgd",),
 }
 
@@ -146,6 +147,7 @@ class CompressionConfig:
     range: int = 0  #: radius: also choose the neighbours of each chosen entry up to this distance (r)
     #: radius: how unsent gradients (and with wire=bf16 rounding errors) are sent later: summed, averaged, or not at all
     residual: Literal["sum", "mean", "none"] = "sum"
+    whole: Literal["biases", "vectors"] = "biases"  #: radius: what is always sent; vectors: also the norms' weights
     rank: int = 4  #: powersgd: rank of a matrix's two factors
 
     def __post_init__(self) -> None:

@@ -58,6 +58,7 @@ class ModelConfig(Heads):
     parallel_residual: bool = False  #: attention and MLP read the same input, as in GPT-J and GPT-NeoX
     tied: bool = True  #: the output head is the token embedding, as in GPT-2
     bias: bool = True  #: biases in linear layers and norms
+    fused_qkv: bool = True  #: query, key and value are one matrix; the trainers' own model has three
     norm_eps: float = 1e-5
     rope_theta: float = 10_000.0  #: base of the rotary frequencies
     relative_distance: int = 128  #: t5, shaw, huang: all greater distances between two tokens count as this one

@@ -47,8 +47,11 @@ def is_dense_step(config: CompressionConfig, step: int) -> bool:
 
 def sent_entries(run: Run) -> tuple[int, int]:
     """(entries of non-exempt parameters that a sparse step sends, entries of biases, which it always sends)."""
-    sizes = {name: prod(shape) for name, shape in parameter_shapes(run.model).items()}
-    masked = [size for name, size in sizes.items() if not is_exempt(name)]
+    shapes, vectors_too = parameter_shapes(run.model), run.compression.whole == "vectors"
+    sizes = {name: prod(shape) for name, shape in shapes.items()}
+    masked = [
+        sizes[name] for name, shape in shapes.items() if not (is_exempt(name) or (vectors_too and len(shape) < 2))
+    ]
     if run.compression.range:
         raise ConfigError(
             f"compression.range {run.compression.range}: how many neighbours coincide is known only when entries are "

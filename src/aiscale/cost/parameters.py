@@ -30,7 +30,12 @@ def as_gpt(model: ModelConfig | HFModelConfig) -> ModelConfig:
 def layer_parameters(model: ModelConfig) -> dict[str, int]:
     """Parameters of one block by tensor group: qkv, attention_out, mlp, norms. For GPT-2's block (G = H, F = 4 D) the
     matrices are 3 D^2 + D^2 + 8 D^2 = 12 D^2."""
-    groups = {"qkv": "attn.qkv.", "attention_out": "attn.out.", "mlp": "mlp.", "norms": ("attn_norm.", "mlp_norm.")}
+    groups = {
+        "qkv": ("attn.qkv.", "attn.query.", "attn.key.", "attn.value."),
+        "attention_out": "attn.out.",
+        "mlp": "mlp.",
+        "norms": ("attn_norm.", "mlp_norm."),
+    }
     shapes = block_shapes(as_gpt(model)).items()
     return {
         part: sum(prod(shape) for name, shape in shapes if name.startswith(names)) for part, names in groups.items()
@@ -136,6 +141,12 @@ def optimizer_groups(model: ModelConfig, optimizer: str = "adamw") -> list[dict[
 def block_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     """The shapes of one block's parameters, a linear layer's as (outputs, inputs)."""
     D, F = model.d_model, model.ff_width
+    if not model.fused_qkv:  # the trainers' model, in its own order
+        shapes = {**norm_shapes("attn_norm", model), **norm_shapes("mlp_norm", model)}
+        for part in ("query", "key", "value", "out"):
+            shapes |= _linear_shapes(f"attn.{part}", D, D, model.bias)
+        shapes |= _linear_shapes("mlp.up", F, D, model.bias)
+        return shapes | _linear_shapes("mlp.down", D, F, model.bias)
     qkv_rows = (model.n_head + 2 * model.kv_heads) * model.d_head
     up_rows = F * (2 if model.gated else 1)
     relative = model.position in ("shaw", "huang")

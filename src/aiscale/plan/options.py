@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import argparse
 import math
+from dataclasses import replace
 
 from aiscale.config import (
     CompressionConfig,
     DataConfig,
+    HFModelConfig,
     LoopConfig,
+    ModelConfig,
     OptimizerConfig,
     ParallelConfig,
     Run,
@@ -23,7 +26,7 @@ from aiscale.plan.presets import model_of
 def run_of(trainer: str, args: argparse.Namespace) -> Run:
     """What the trainer of that name computes with these options. Raises ConfigError."""
     return Run(
-        model=model_of(args.model, args.recompute),
+        model=_model(trainer, args),
         data=DataConfig(corpus=args.text),
         optimizer=OptimizerConfig(
             name=args.optimizer,
@@ -49,6 +52,16 @@ def run_of(trainer: str, args: argparse.Namespace) -> Run:
             compile=args.compile,
         ),
     )
+
+
+def _model(trainer: str, args: argparse.Namespace) -> ModelConfig | HFModelConfig:
+    model = model_of(args.model, args.recompute)
+    if isinstance(model, HFModelConfig):
+        return model
+    if trainer == "megatron":  # pads the vocabulary, as Megatron-LM does
+        multiple = math.lcm(128, args.tp)
+        return replace(model, vocab_size=math.ceil(model.vocab_size / multiple) * multiple)
+    return replace(model, fused_qkv=False)
 
 
 def precision_of(args: argparse.Namespace) -> str:
@@ -84,4 +97,5 @@ def _compression(trainer: str, args: argparse.Namespace) -> CompressionConfig:
         density=args.density,
         interval=args.interval,
         warmup_steps=args.dense_until,
+        whole="vectors",
     )

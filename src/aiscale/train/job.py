@@ -99,7 +99,8 @@ class Job:
             return
         print(f"step {step} loss {loss:.6f}", flush=True)
         tokens_per_s = self.args.batch * self.args.length / seconds
-        values = {"step": step, "loss": loss, "grad_norm": norm, "lr": rate(step, self.args)}
+        known = None if math.isnan(norm) else norm
+        values = {"step": step, "loss": loss, "grad_norm": known, "lr": rate(step, self.args)}
         values |= {"seconds": seconds, "tokens_per_s": tokens_per_s}
         if self.args.peak_tflops:
             peak = self.args.peak_tflops * 1e12 * world_size

@@ -32,6 +32,9 @@ def misfit(args: argparse.Namespace, ranks: int) -> str | None:
         return f"--optimizer lamb with --stage {args.stage}: {rule}"
     if hasattr(args, "virtual_stages"):
         return not_of_megatron(args) or not_interleaved(args, copies)
+    if pp > 1 and shape.tied:
+        rule = f"the head of {args.model} is its embedding, which the last stage lacks"
+        return f"--pp {pp}: {rule}: take --pp 1, or the trainer megatron"
     return None
 
 

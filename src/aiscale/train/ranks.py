@@ -17,17 +17,25 @@ from aiscale.train.refusal import refuse
 from aiscale.train.sharded_checkpoint import gather
 from aiscale.train.watch import watch
 
+#: (rank, world size, local rank): of mpiexec (Open MPI, MPICH), which a job of Slurm may start, and
+#: of srun. A batch script has SLURM_PROCID too, but starts no ranks.
+LAUNCHERS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+)
+
 
 def find_rank():
-    """(rank, world size, local rank): of torchrun, of `aiscale train`, of srun, or alone."""
+    """(rank, world size, local rank): of torchrun, `aiscale train`, mpiexec or srun, or alone."""
     env = os.environ
     if "RANK" in env:
         return int(env["RANK"]), int(env["WORLD_SIZE"]), int(env.get("LOCAL_RANK", 0))
-    if "SLURM_STEP_NUM_TASKS" in env:  # a batch script has SLURM_PROCID too, but starts no ranks
-        names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
-        env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"] = (env[name] for name in names)
-        # DeepSpeed, too, reads these names
-        return int(env["RANK"]), int(env["WORLD_SIZE"]), int(env["LOCAL_RANK"])
+    for names in LAUNCHERS:
+        if all(name in env for name in names):
+            # Libraries read torchrun's names.
+            env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"] = (env[name] for name in names)
+            return find_rank()
     return 0, 1, 0
 
 

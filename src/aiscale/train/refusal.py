@@ -12,7 +12,8 @@ BAD_SETTINGS = 2  #: exit status
 
 def refuse(reason: str) -> NoReturn:
     """Ends this rank. All ranks find the same fault in settings; rank 0 says it."""
-    if int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0))) == 0:
+    names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+    if next((int(os.environ[name]) for name in names if name in os.environ), 0) == 0:
         print(f"aiscale: {reason}", file=sys.stderr, flush=True)
     else:
         time.sleep(1)  # a launcher stops the others as soon as one has ended

@@ -1,4 +1,1 @@
-"""Runs every strategy and compares its losses and weights with the serial run's."""
-
-from aiscale.verify.cases import CASES, Case
-from aiscale.verify.jobs import choose, verify
+"""What is left of the referee of `fit`: it goes with it. `aiscale verify` is in `measure`."""

@@ -1,44 +1,13 @@
-"""The reference for cases that send only part of their gradients: one process simulates all ranks in turn, Radius with
-`SimulatedRanks`, top-k with its definition, written again on whole tensors.
-"""
+"""Top-k by its definition, on ranks simulated in one process: `benchmarks/radius_sweep.py` sweeps with it."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from aiscale.config import Run
 from aiscale.cost.compression import is_exempt, kept_entries
-from aiscale.data import Batches
-from aiscale.optim import lr_at
 from aiscale.parallel.radius import SimulatedRanks
 from aiscale.parallel.serial import MicroBatch, StepResult
-from aiscale.recipes import recipe
-from aiscale.train.loop import load_corpus
-from aiscale.verify.cases import Case
-
-Outcome = tuple[list[dict], list[dict], dict[str, Tensor]]  #: results of a run: training lines, evaluations, weights
-
-
-def simulate(case: Case) -> Outcome:
-    """The results that `fit` would give for this case, computed in this process."""
-    run = recipe("laptop").override(*case.settings())
-    loop, n = run.loop, case.ranks
-    with torch.random.fork_rng():  # engines seed torch
-        engine = _ENGINES[run.compression.method](run, n)
-        corpus = load_corpus(run, engine.world)
-        batches = Batches(corpus.train, seq_len=loop.seq_len, global_batch=loop.global_batch, seed=run.data.seed)
-        held_out = Batches(corpus.val, seq_len=loop.seq_len, global_batch=loop.global_batch, seed=None)
-        n_micro, _ = loop.micro_batches(n)
-        metrics, evaluations = [], []
-        for step in range(loop.steps):
-            shares = [batches.share(step, rank, n, n_micro) for rank in range(n)]
-            outcome = engine.step(shares, lr_at(step, loop.steps, run.optimizer))
-            metrics.append({"step": step + 1, "loss": outcome.loss, "grad_norm": outcome.grad_norm})
-            if (step + 1) % loop.eval_every == 0:
-                loss, tokens = engine.evaluate(held_out.share(0, 0, 1, 1))
-                evaluations.append({"step": step + 1, "loss": loss, "tokens": tokens})
-    return metrics, evaluations, engine.state(full=True)
 
 
 class PlainTopK(SimulatedRanks):
@@ -72,6 +41,3 @@ class PlainTopK(SimulatedRanks):
         self.dense_steps -= 1
         grad_norm, skipped = self.update(lr)
         return StepResult(total, tokens, grad_norm, skipped)
-
-
-_ENGINES = {"radius": SimulatedRanks, "top-k": PlainTopK}
