@@ -5,26 +5,25 @@ import json
 import pytest
 from instruments.phases import order, predicted
 
-from aiscale.config import Run
+from aiscale.train.presets import Shape
 from ranks import run_ranks
 
-SETTINGS = ("model.n_layer=4", "model.d_model=32", "model.n_head=2", "loop.seq_len=16", "loop.device=cpu")
-SETTINGS += ("loop.global_batch=4", "loop.micro_batch=1", "model.max_seq_len=16")
+SHAPE = Shape(layers=4, heads=2, width=32, vocabulary=256, context=16)
 CODE = f"""
 import json
-from aiscale.config import Run
-from aiscale.model import GPT
+from aiscale.train.model import GPT, loss_of
+from aiscale.train.presets import Shape
 from instruments.phases import MODES, execute
-run = Run().override(*{SETTINGS!r})
+shape = {SHAPE!r}
 torch.manual_seed(0)
 tokens = torch.randint(0, 256, (4, 17))
 batches = [(row[None, :-1], row[None, 1:]) for row in tokens]
 found = {{}}
 for mode in MODES:
-    done = execute(run, world, batches, mode)
-    torch.manual_seed(run.loop.seed)
-    model = GPT(run.model)
-    loss = model(tokens[:, :-1], tokens[:, 1:])
+    done = execute(shape, world, batches, mode)
+    torch.manual_seed(0)
+    model = GPT(shape)
+    loss = loss_of(model(tokens[:, :-1]), tokens[:, 1:])
     loss.backward()
     worst = max(float((p.grad - done.gradients[name]).abs().max()) for name, p in model.named_parameters())
     found[mode] = [abs(loss.item() - done.loss), worst, done.weight_bytes, done.moved_bytes]
@@ -39,7 +38,7 @@ def test_every_mode_gives_serials_gradients_and_moves_the_predicted_bytes(tmp_pa
     assert done.returncode == 0, done.stderr
     for mode, (loss, gradient, weight_bytes, moved_bytes) in json.loads(done.stdout).items():
         assert loss < 1e-5 and gradient < 1e-6, mode
-        said = predicted(Run().override(*SETTINGS), mode, 2)
+        said = predicted(SHAPE, mode, 2, micro_batches=4, length=16)
         assert (weight_bytes, moved_bytes) == (said["weight_bytes"], said["moved_bytes"]), mode
 
 

@@ -19,8 +19,8 @@ from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
 
 from aiscale import cost, machines, plots
 from aiscale.config import ModelConfig
+from aiscale.plan.presets import model_of
 from aiscale.plots import style
-from aiscale.recipes import recipe
 
 RANKS = 4
 PARTS = {"parameters": "weights", "gradients": "gradients", "optimizer states": "Adam"}
@@ -625,7 +625,7 @@ DRAWINGS = {function.__name__: function for function in SIMPLE} | {
     "node_frontier": partial(node, "frontier"),
     "node_perlmutter": partial(node, "perlmutter"),
     "layer": partial(layer, ModelConfig(n_layer=4, n_head=4, d_model=128, vocab_size=256, max_seq_len=128)),
-    "layer_gpt2": partial(layer, recipe("gpt2").model),
+    "layer_gpt2": partial(layer, model_of("gpt2")),
 }
 
 

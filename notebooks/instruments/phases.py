@@ -1,8 +1,9 @@
 """Graphcore's four ways to run a model on several IPUs, on our ranks: what lies where, when, and what is moved.
 
-    done = execute(run, world, micro_batches, "pipelined")       # forward and backward passes of one step; collective
+    shape = shape_of("tiny")                                     # of aiscale.train.presets
+    done = execute(shape, world, micro_batches, "pipelined")     # forward and backward passes of one step; collective
     done.loss, done.gradients, done.events                       # events for plots.pipeline, of this rank
-    predicted(run, "parallel phased", ranks=2)                   # bytes exactly; seconds where a source has the numbers
+    predicted(shape, "parallel phased", ranks=2, micro_batches=4, length=32)    # bytes exactly; seconds as a bound
 
 PopTorch's modes (Turing Technical Report 3, appendix A; PopTorch user guide, "Execution strategies"). The model is cut
 into phases, consecutive blocks: one for each rank, in the phased modes one for each block.
@@ -25,17 +26,42 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from aiscale import cost, machines
-from aiscale.config import ConfigError, Run
+from aiscale.config import ConfigError
 from aiscale.cost import Event, Work
 from aiscale.distributed import World
-from aiscale.model import GPT
-from aiscale.parallel.parts import Part
-from aiscale.parallel.serial import MicroBatch, prepare
+from aiscale.train.model import GPT, loss_of
+from aiscale.train.presets import Shape
 
+MicroBatch = tuple[Tensor, Tensor]  #: tokens (B, T), targets (B, T)
 MODES = ("sharded", "pipelined", "serial phased", "parallel phased")
+
+
+class Part(nn.Module):
+    """Consecutive blocks of a GPT, under its own names; the first part has the embedding, the last one the head."""
+
+    def __init__(self, whole: GPT, layers: range) -> None:
+        super().__init__()
+        self.is_last = layers.stop == len(whole.blocks)
+        if 0 in layers:
+            self.embed = whole.embed
+        self.blocks = nn.ModuleDict({str(layer): whole.blocks[layer] for layer in layers})
+        if self.is_last:
+            self.head = whole.head
+
+    def forward(self, x: Tensor) -> Tensor:  # first part: (B, T) tokens, others: (B, T, D) activations
+        if hasattr(self, "embed"):
+            x = self.embed(x)
+        for block in self.blocks.values():
+            x = block(x)
+        return self.head(x) if self.is_last else x
+
+
+def parts_of(whole: GPT, phases: int) -> list[Part]:
+    size = len(whole.blocks) // phases
+    return [Part(whole, range(phase * size, (phase + 1) * size)) for phase in range(phases)]
 
 
 @dataclass
@@ -67,7 +93,7 @@ def order(mode: str, rank: int, phases: int, n_micro: int) -> list[Work]:
 
 
 def execute(
-    run: Run,
+    shape: Shape,
     world: World,
     micro_batches: list[MicroBatch],
     mode: str,
@@ -79,20 +105,22 @@ def execute(
 
     pace_s: least seconds of a forward pass of a phase, a backward pass twice that. stream_bytes_s: rate at which the
     streaming memory is played; 0: as fast as a copy is."""
-    phases = _phases(run, world.size, mode)
-    prepare(run, world)
-    rank = _Rank(run, world, micro_batches, mode, phases, pace_s, stream_bytes_s)
+    phases = _phases(shape, world.size, mode)
+    torch.manual_seed(0)
+    rank = _Rank(shape, world, micro_batches, mode, phases, pace_s, stream_bytes_s)
     world.barrier()
     return rank.work()
 
 
-def _phases(run: Run, ranks: int, mode: str) -> int:
+def _phases(shape: Shape, ranks: int, mode: str) -> int:
     """How many phases there are; raises ConfigError if the mode does not fit."""
     if mode not in MODES:
         raise ConfigError(f"mode {mode!r}: it must be one of {', '.join(MODES)}")
-    phases = run.model.n_layer if "phased" in mode else ranks
-    if run.model.n_layer % phases:
-        raise ConfigError(f"model.n_layer {run.model.n_layer} is not divisible by {phases} phases: change one of them")
+    phases = shape.layers if "phased" in mode else ranks
+    if shape.layers % phases:
+        raise ConfigError(f"{shape.layers} layers are not divisible by {phases} phases: change one of them")
+    if shape.tied:
+        raise ConfigError("a head that is the token embedding would lie in two phases: take a model with two")
     if mode == "parallel phased" and ranks != 2:
         raise ConfigError(f"parallel phased takes turns between 2 ranks, but there are {ranks}")
     return phases
@@ -101,17 +129,17 @@ def _phases(run: Run, ranks: int, mode: str) -> int:
 class _Rank:
     """One rank's parts of the model, and its way through `order`."""
 
-    def __init__(self, run, world, micro_batches, mode, phases, pace_s, stream_bytes_s) -> None:
+    def __init__(self, shape, world, micro_batches, mode, phases, pace_s, stream_bytes_s) -> None:
         self.world, self.batches, self.mode, self.phases = world, micro_batches, mode, phases
         self.pace_s, self.rate, self.streams = pace_s, stream_bytes_s, "phased" in mode
         self.done, self.sent = Executed(), []
         self.inputs: dict[tuple[int, int], Tensor] = {}  # (phase, micro-batch): what the phase began with
         self.outputs: dict[tuple[int, int], Tensor] = {}  # and its output, with the graph
         self.waiting: dict[tuple[str, int, int], Tensor] = {}  # handed over within this rank
-        self.whole, size = GPT(run.model), run.model.n_layer // phases
-        self.shape = (len(micro_batches[0][0]), run.loop.seq_len, run.model.d_model)
-        self.mine = [p for p in range(phases) if place(mode, p, world.rank) == world.rank]
-        self.parts = {p: Part(self.whole, range(p * size, (p + 1) * size), None) for p in self.mine}
+        self.whole = GPT(shape)
+        self.passed_shape = (*micro_batches[0][0].shape, shape.width)
+        parts = parts_of(self.whole, phases)
+        self.parts = {p: part for p, part in enumerate(parts) if place(mode, p, world.rank) == world.rank}
         held = {name: weight for part in self.parts.values() for name, weight in part.named_parameters()}
         self.stored = {name: weight.data for name, weight in held.items()} if self.streams else {}
         if self.streams:
@@ -162,7 +190,7 @@ class _Rank:
     def _output(self, part: Part, x: Tensor, targets: Tensor) -> Tensor:
         """Activations; of the last phase this micro-batch's part of the mean loss."""
         y = part(x)
-        return part.loss(y, targets) / len(self.batches) if part.is_last else y
+        return loss_of(y, targets) / len(self.batches) if part.is_last else y
 
     # What passes between phases ------------------------------------------------------------------------------------
 
@@ -177,7 +205,7 @@ class _Rank:
         before = phase - 1 if kind == "forward" else phase + 1
         if (there := place(self.mode, before, self.world.rank)) == self.world.rank:
             return self.waiting.pop((kind, phase, micro))
-        tensor = torch.empty(self.shape)
+        tensor = torch.empty(self.passed_shape)
         dist.recv(tensor, there)
         return tensor
 
@@ -226,26 +254,26 @@ class _Rank:
         self.done.events.append(Event(self.world.rank, name, start - self.zero, time.perf_counter() - self.zero, kind))
 
 
-def predicted(run: Run, mode: str, ranks: int) -> dict:
+def predicted(shape: Shape, mode: str, ranks: int, *, micro_batches: int, length: int) -> dict:
     """Most bytes of weights on a rank, bytes moved by a rank, and seconds of a step; None where no source has numbers.
 
-    Weights of 4 bytes; seconds at a GC200's published peak for half precision, all of it: a bound from below."""
-    phases, n_micro = _phases(run, ranks, mode), run.loop.micro_batches(1)[0]
+    A micro-batch is a sequence of `length` tokens. Weights of 4 bytes; seconds at a GC200's published peak for half
+    precision, all of it: a bound from below."""
+    phases = _phases(shape, ranks, mode)
     with torch.device("meta"):
-        whole, size = GPT(run.model), run.model.n_layer // phases
-        parts = [Part(whole, range(p * size, (p + 1) * size), None) for p in range(phases)]
+        parts = parts_of(GPT(shape), phases)
     weights, streams = [4 * sum(p.numel() for p in part.parameters()) for part in parts], "phased" in mode
     mine = [p for p in range(phases) if place(mode, p, 0) == 0]
-    activations = 4 * run.loop.micro_batches(1)[1] * run.loop.seq_len * run.model.d_model * n_micro
+    activations = 4 * micro_batches * length * shape.width
     # Fetched for each pass, gradients sent back; the last phase stays for its backward pass.
     fetches = sum(weights[p] * (3 - (p == mine[-1])) for p in mine)
     moved = fetches + 2 * activations * sum(p > 0 for p in mine)
     chip = machines.ACCELERATORS["ipu-gc200"]
     # The phased modes compute forward passes twice: 4 thirds. Pipelined ranks work at the same time.
-    flops = cost.flops_per_token(run.model, run.loop.seq_len) * run.loop.global_batch * run.loop.seq_len
+    flops = shape.flops_per_token(length) * micro_batches * length
     busy_s = flops * (4 / 3 if streams else 1) / chip.peak_flops("fp16")
     if mode == "pipelined":
-        busy_s *= (1 + cost.bubble("gpipe", ranks, n_micro)) / ranks
+        busy_s *= (1 + cost.bubble("gpipe", ranks, micro_batches)) / ranks
     return {
         "weight_bytes": max(weights[p] for p in mine),
         "moved_bytes": moved if streams else 0,

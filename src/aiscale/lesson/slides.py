@@ -6,10 +6,10 @@
 A deck is one HTML file with reveal.js in it. Its source, in which an expression is Python with the names of NAMES:
 
     title: Data parallelism            front matter; also subtitle, minutes, color (a strategy's)
-    large = recipe("22b")              a name for its expressions
+    large = model_of("22b")            a name for its expressions
     ---                                between slides
     ## Every rank holds everything     the title of a slide; `# ` makes a slide of one sentence
-    GPT-2 has {{ count(cost.parameter_count(recipe("gpt2").model)) }} parameters.
+    GPT-2 has {{ count(cost.parameter_count(model_of("gpt2"))) }} parameters.
     |||                                between two columns
     ![what it shows](plots:memory_bars({...}))        a figure of `aiscale.plots`
     ![what it shows](../notebooks/figures/layer.svg)   a drawing of notebooks/figures/draw.py
@@ -42,7 +42,8 @@ from aiscale import cost, machines, plots, published
 from aiscale.config import write_whole
 from aiscale.lesson.notebook import LessonError, choose, find_root, notebooks, read
 from aiscale.lesson.runner import execute
-from aiscale.recipes import recipe
+from aiscale.plan.options import planned
+from aiscale.plan.presets import model_of
 
 SIZE = (1280, 720)  #: of a slide, in pixels
 KINDS = ("measured here", "predicted", "published", "drawn")  #: of what a source says
@@ -56,7 +57,8 @@ NAMES = {
     "machines": machines,
     "plots": plots,
     "published": published,
-    "recipe": recipe,
+    "model_of": model_of,
+    "planned": planned,
     "bytes": plots.format_bytes,
     "count": plots.format_count,
     "seconds": plots.format_seconds,

@@ -1,13 +1,15 @@
 """What the options of a trainer mean to the formulas: `aiscale.train.fsdp --model gpt2-xl` as a Run.
 
-run = run_of("fsdp", args)      # args: of aiscale.train.options
-layout_of(run, 16)              # on 16 ranks, for the planner
+run = run_of("fsdp", args)                                # args: of aiscale.train.options
+run = planned("megatron", "--model 22b --tp 4 --pp 8")    # the same from words
+layout_of(run, 16)                                        # on 16 ranks, for the planner
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import shlex
 from dataclasses import replace
 
 from aiscale.config import (
@@ -21,6 +23,12 @@ from aiscale.config import (
     Run,
 )
 from aiscale.plan.presets import model_of
+from aiscale.train.options import options
+
+
+def planned(trainer: str, words: str = "") -> Run:
+    """What `aiscale train TRAINER WORDS` computes. Raises ConfigError."""
+    return run_of(trainer, options(trainer).parse_args(shlex.split(words)))
 
 
 def run_of(trainer: str, args: argparse.Namespace) -> Run:
