@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,9 @@ from aiscale.cli import main
 from aiscale.measure.referee import shards, trace
 from aiscale.measure.referee.judge import Question, judge
 from aiscale.measure.referee.placeholders import PlaceholderError, fill
+from aiscale.measure.referee.probe import STUCK
+from aiscale.measure.referee.question import Runs
+from aiscale.measure.referee.recorder import Recorder
 from aiscale.measure.referee.verdict import CANNOT_TELL, EQUAL, PARTS, Cause, Part, Verdict
 
 YOUR_OWN, OTHERS = faults.FOLDERS
@@ -114,6 +119,44 @@ def test_summed_gradients_are_found_with_step_tensor_and_cause(tmp_path):
 def test_watching_does_not_exhaust_a_generator_of_parameters():
     verdict = ask(path("plain.py"))
     assert verdict.status == EQUAL and not verdict.not_compared, str(verdict)
+
+
+#: Rank 0 takes all steps; rank 1 hangs, is stopped, and saves its trace on a slow disk.
+SLOW_DISK = """    if rank == 0:
+        optimizer.step()
+    elif step == 0:
+        import time
+        from aiscale.measure.referee import trace
+        save = trace.save
+        def save_slowly(*given):
+            time.sleep(3)
+            save(*given)
+        trace.save = save_slowly
+"""
+
+
+@pytest.mark.extended
+def test_a_rank_that_is_done_leaves_after_the_stopped_ones_have_saved(tmp_path):
+    """If it left before, it would break their connections: they would fail while they save."""
+    script = faults.plant("plain.py", (("    optimizer.step()\n", SLOW_DISK),), tmp_path)
+    many = Runs(Question(script, (), 2, 2, limit_s=600), tmp_path, print).many()
+    assert [trace["ended"] for trace in many.traces()] == ["steps", "stopped"]
+    assert [rank.exitcode for rank in many.ranks] == [0, STUCK]
+
+
+def test_a_script_ends_only_after_its_trace_is_saved(tmp_path, monkeypatch):
+    recorder, saving, save = Recorder(tmp_path, 0, 1), threading.Event(), trace.save
+
+    def save_slowly(*given):
+        saving.set()
+        time.sleep(1)
+        save(*given)
+
+    monkeypatch.setattr(trace, "save", save_slowly)
+    threading.Thread(target=recorder.finish, args=("stopped", None)).start()
+    saving.wait()
+    recorder.finish("script", None)
+    assert trace.load(tmp_path / "rank0.pt")["ended"] == "stopped"
 
 
 def test_a_script_that_watching_changes_is_not_called_equal(tmp_path):

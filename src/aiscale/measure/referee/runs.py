@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -72,15 +72,26 @@ class Run:
 
     def waits_for_ranks(self) -> bool:
         """Whether some ranks have taken all steps and wait for the others."""
-        return any((self.folder / f"done{rank}").exists() for rank in range(self.job.ranks))
+        return any(path.exists() for path in self._done())
 
     def stop(self) -> None:
         """Ask the ranks for their traces; end those that do not answer."""
         (self.folder / "stop").touch()
-        deadline = time.monotonic() + _PATIENCE_S
-        while self.running() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        _wait_until(self._all_have_answered)
+        for path in self._done():
+            path.touch()  # now they leave: each waits for the others
+        _wait_until(lambda: not self.running())
         self.kill()
+
+    def _done(self) -> list[Path]:
+        """The files that ranks write when they have saved their traces."""
+        return [self.folder / f"done{rank}" for rank in range(self.job.ranks)]
+
+    def _all_have_answered(self) -> bool:
+        for rank, done in zip(self.ranks, self._done(), strict=True):
+            if rank.exitcode is None and not done.exists():
+                return False
+        return True
 
     def kill(self) -> None:
         """End the ranks, with all that they have started."""
@@ -136,6 +147,13 @@ def wait(runs: Sequence[Run], limit_s: float) -> None:
     finally:
         for run in runs:
             run.kill()
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    """Or until ranks have had the time that they get to save and end."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def _last_words(path: Path, status: int) -> str:
