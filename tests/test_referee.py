@@ -21,6 +21,7 @@ from aiscale.measure.referee.placeholders import PlaceholderError, fill
 from aiscale.measure.referee.probe import STUCK
 from aiscale.measure.referee.question import Runs
 from aiscale.measure.referee.recorder import Recorder
+from aiscale.measure.referee.step import Step
 from aiscale.measure.referee.verdict import CANNOT_TELL, EQUAL, PARTS, Cause, Part, Verdict
 
 YOUR_OWN, OTHERS = faults.FOLDERS
@@ -205,6 +206,12 @@ def test_shards_are_put_together_and_sketches_of_shards_add_up():
     assert shards.wholes(traces[:1], 0, "weights") == {}, "half a tensor is none"
 
 
+@pytest.mark.parametrize("unseen, allowed", [([], 1e-12), (["AdamW"], 5e-6)])
+def test_fp64_is_held_to_fp32_where_an_optimizer_hides_its_tensors(unseen, allowed):
+    many = [trace.EMPTY | {"rank": 0, "unseen": unseen}]
+    assert Step(0, many, [], [], Verdict(1)).tolerance(1e-16, is_fp64=True) == allowed
+
+
 def test_the_referee_needs_torch_alone():
     """Of what it imports, all is torch's, Python's or its own."""
     code = "import sys, torch, torch._dynamo, torch.distributed.tensor; before = set(sys.modules)\n"
@@ -235,6 +242,7 @@ def test_a_verdict_has_one_status_in_words_and_in_json():
     "words, remedy",
     [
         (["nothing.py"], "nothing.py is no file"),
+        (["-m", "nothing.at.all"], "-m nothing.at.all: Python finds no file of such a module"),
         (["SCRIPT", "--nproc", "0"], "--nproc 0 and --steps 3 must be at least 1"),
         (["SCRIPT", "--", "{M}"], "whole numbers, N, TMP, PWD"),
         (["SCRIPT", "--against", "nothing.py"], "--against nothing.py: the first word is no file"),
@@ -299,6 +307,20 @@ def test_faults_of_reports_are_found_in_their_place_with_their_cause(name, tmp_p
         assert [part.what for part in verdict.given] == ["samples"], str(verdict)
         return
     assert reports.marks(reports.REPORTS[name], verdict) == (True, True, True), str(verdict)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    "trainer, arguments",
+    [
+        ("megatron", faults.TENSOR),  # a file of the name of the library that it imports
+        ("zero", ("--fp64",)),  # DeepSpeed sums a norm's squares in fp32 all the same
+    ],
+)
+def test_trainers_are_started_as_modules(trainer, arguments):
+    script = faults.HERE.parent / "src" / "aiscale" / "train" / f"{trainer}.py"
+    verdict = ask(script, *arguments, "--save", "{TMP}/run", module=f"aiscale.train.{trainer}")
+    assert verdict.status == EQUAL and verdict.steps == 2, str(verdict)
 
 
 @pytest.mark.extended

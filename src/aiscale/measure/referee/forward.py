@@ -7,7 +7,7 @@ import torch
 
 from aiscale.measure.referee import causes, samples
 from aiscale.measure.referee.shards import is_garbage, relative
-from aiscale.measure.referee.step import Step, named, stacked, tolerance
+from aiscale.measure.referee.step import Step, named, stacked
 from aiscale.measure.referee.trace import ROW_SKETCH
 from aiscale.measure.referee.verdict import Cause, Part
 
@@ -158,7 +158,7 @@ def _furthest(step: Step, name, shared, found, alone, noisy) -> tuple[float, flo
     base = stacked([_any(alone[sample]) for sample in shared])
     noise = relative(stacked([_any(noisy[sample]) for sample in shared]), base)
     is_fp64 = _any(alone[shared[0]]).dtype == torch.float64 and base.shape[1:].numel() != ROW_SKETCH
-    allowed = tolerance(noise, is_fp64)
+    allowed = step.tolerance(noise, is_fp64)
     worst, ranks, was_sliced = 0.0, set(), False
     for sample in shared:
         right = _any(alone[sample])
@@ -198,7 +198,8 @@ def loss(step: Step) -> list[Part]:
     if many is None or not one or noisy is None:
         return []
     step.verdict.compared["loss"] += 1
-    allowed, difference = max(2e-5, tolerance(abs(noisy / one - 1))), abs(many / one - 1)
+    allowed = max(2e-5, step.tolerance(abs(noisy / one - 1)))
+    difference = abs(many / one - 1)
     if difference <= allowed:
         return []
     where = f"mean over ranks {many:.6f}, on one rank {one:.6f}: {many / one:.5g} times"

@@ -29,6 +29,7 @@ class Job:
     arguments: tuple[str, ...]
     ranks: int
     steps: int
+    module: str = ""  #: what `python -m` would start, if the script is started so
     bare: bool = False  #: watch nothing but losses and weights
     noise: bool = False  #: errors as large as rounding, in activations and gradients
     weights: Path | None = None  #: to begin with
@@ -50,7 +51,7 @@ class Run:
     def _start(self) -> None:
         job = self.job
         settings = {"folder": str(self.folder), "steps": job.steps, "bare": job.bare}
-        settings |= {"noise": job.noise}
+        settings |= {"noise": job.noise, "module": job.module, "started_in": os.getcwd()}
         settings |= {"weights": str(job.weights or ""), "batches": str(job.batches or "")}
         path = self.folder / "settings.json"
         path.write_text(json.dumps(settings))
