@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from aiscale.measure.referee.placeholders import PlaceholderError, fill
 from aiscale.measure.referee.probe import STUCK
 from aiscale.measure.referee.question import Runs
 from aiscale.measure.referee.recorder import Recorder
+from aiscale.measure.referee.runs import Run
 from aiscale.measure.referee.step import Step
 from aiscale.measure.referee.verdict import CANNOT_TELL, EQUAL, PARTS, Cause, Part, Verdict
 
@@ -158,6 +160,22 @@ def test_a_script_ends_only_after_its_trace_is_saved(tmp_path, monkeypatch):
     saving.wait()
     recorder.finish("script", None)
     assert trace.load(tmp_path / "rank0.pt")["ended"] == "stopped"
+
+
+@pytest.mark.parametrize(
+    "of_the_others, of_rank_3",
+    [
+        ("STUCK x.py:20: dist.all_reduce(w)", "STUCK x.py:18: time.sleep(10_000)"),
+        ("RuntimeError: Connection closed by peer [127.0.0.1]:{rank}", "ValueError: no such file"),
+    ],
+)
+def test_the_rank_for_which_others_wait_is_told_first(of_the_others, of_rank_3, tmp_path):
+    for rank in range(4):
+        said = of_rank_3 if rank == 3 else of_the_others.format(rank=rank)
+        (tmp_path / f"err{rank}").write_text(said)
+    run = SimpleNamespace(folder=tmp_path, ranks=[SimpleNamespace(exitcode=STUCK)] * 4, late=False)
+    first = Run.complaints(run)[0]
+    assert first in ("rank 3: stopped at x.py:18: time.sleep(10_000)", f"rank 3: {of_rank_3}")
 
 
 def test_a_script_that_watching_changes_is_not_called_equal(tmp_path):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -19,6 +20,8 @@ from aiscale.measure.referee import placeholders, start, tasks, trace
 #: Seconds that the other ranks have to fail by themselves after one has failed, and to write their
 #: traces.
 _PATIENCE_S = 15.0
+#: What gloo says of a rank that another one has left.
+_FOLLOWS = "Connection closed by peer"
 
 
 @dataclass(frozen=True)
@@ -102,13 +105,24 @@ class Run:
         processes.kill_marked(start.MARK, str(self.folder))
 
     def complaints(self) -> list[str]:
-        """Why ranks have failed, or where they stood when they were stopped."""
-        found = ["its time was up (--limit gives it more)"] if self.late else []
+        """Why ranks have failed, or where they stood when they were stopped.
+
+        First what the fewest say: it is the odd rank for which the others wait."""
+        ranks_that_say: dict[str, list[int]] = defaultdict(list)
         for number, rank in enumerate(self.ranks):
             if rank.exitcode:
-                found.append(
-                    f"rank {number}: {_last_words(self.folder / f'err{number}', rank.exitcode)}"
-                )
+                words = _last_words(self.folder / f"err{number}", rank.exitcode)
+                ranks_that_say[words].append(number)
+
+        def order(words: str) -> tuple[bool, int]:
+            return _FOLLOWS in words, len(ranks_that_say[words])
+
+        slow = "its time was up: a rank hangs, or the script is slow (--limit gives it more)"
+        found = [slow] if self.late else []
+        for words in sorted(ranks_that_say, key=order):
+            ranks = ranks_that_say[words]
+            who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks}"
+            found.append(f"{who}: {words}")
         return found
 
     def traces(self) -> list[dict]:
