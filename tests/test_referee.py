@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ import torch
 import referee_faults as faults
 import referee_reports as reports
 from aiscale.cli import main
-from aiscale.measure.referee import shards, trace
+from aiscale.measure.referee import samples, shards, trace
 from aiscale.measure.referee.judge import Question, judge
 from aiscale.measure.referee.placeholders import PlaceholderError, fill
 from aiscale.measure.referee.probe import STUCK
@@ -228,6 +229,14 @@ def test_shards_are_put_together_and_sketches_of_shards_add_up():
 def test_fp64_is_held_to_fp32_where_an_optimizer_hides_its_tensors(unseen, allowed):
     many = [trace.EMPTY | {"rank": 0, "unseen": unseen}]
     assert Step(0, many, [], [], Verdict(1)).tolerance(1e-16, is_fp64=True) == allowed
+
+
+def test_texts_filled_up_to_other_lengths_are_no_other_order():
+    read, alone = [Counter("ab"), Counter("cd")], Counter("abCD")
+    told = samples.difference(read, alone, set(), {30, 40}, {40})
+    assert "rows are [30, 40] long, on one rank [40]" in told.words and not told.is_fault
+    told = samples.difference(read, alone, set(), {40}, {40})
+    assert "the order depends on the number of ranks" in told.words
 
 
 def test_the_referee_needs_torch_alone():

@@ -81,7 +81,8 @@ def samples_read(step: Step) -> list[Part]:
     repeats = {count / wanted[sample] for sample, count in total.items() if sample in wanted}
     if set(total) == set(wanted) and len(repeats) < 2:
         return []
-    why = samples.difference(step.read, wanted, step.read_before)
+    lengths = [samples.lengths(calls) for calls in step.calls[:2]]
+    why = samples.difference(step.read, wanted, step.read_before, *lengths)
     if step.resumed:
         words = "after the restart other samples are read: the order of the data is not resumed"
         why = samples.Difference(words, "save how far the data was read, and go on there", True)
