@@ -179,6 +179,13 @@ def test_the_rank_for_which_others_wait_is_told_first(of_the_others, of_rank_3, 
     assert first in ("rank 3: stopped at x.py:18: time.sleep(10_000)", f"rank 3: {of_rank_3}")
 
 
+def test_of_an_exception_the_first_line_is_told(tmp_path):
+    said = "Traceback (most recent call last):\n  File \"x.py\"\n    f()\nKeyError: 'w'\nSee more.\n"
+    (tmp_path / "err0").write_text(said)
+    run = SimpleNamespace(folder=tmp_path, ranks=[SimpleNamespace(exitcode=1)], late=False)
+    assert Run.complaints(run) == ["rank 0: KeyError: 'w'"]
+
+
 def test_a_script_that_watching_changes_is_not_called_equal(tmp_path):
     watched = 'torch.nn.Module.__call__.__name__ == "call"'
     script = faults.plant("plain.py", (("lr=0.5", f"lr=0.4 if {watched} else 0.5"),), tmp_path)
@@ -341,6 +348,7 @@ def test_faults_of_reports_are_found_in_their_place_with_their_cause(name, tmp_p
     "trainer, arguments",
     [
         ("megatron", faults.TENSOR),  # a file of the name of the library that it imports
+        ("ddp", ("--recompute",)),  # torch counts what is saved in the second forward pass
         ("zero", ("--fp64",)),  # DeepSpeed sums a norm's squares in fp32 all the same
     ],
 )

@@ -40,8 +40,8 @@ def _judge(runs: Runs) -> Verdict:
     one_run, noisy_run = runs.reference("one")
     failed = one_run.complaints() or noisy_run.complaints()
     if failed:
-        words = f"the reference on one rank failed: {failed[0]}. A script that needs more than one"
-        words = f"{words} rank can be compared with another script: --against"
+        words = f"the reference on one rank failed: {'; '.join(failed)}. A script that needs more"
+        words = f"{words} than one rank can be compared with another script: --against"
         return Verdict(len(many), unknown=words)
     one, noisy = one_run.traces(), noisy_run.traces()
     unknown = why_nothing_to_compare(many, one)

@@ -176,4 +176,14 @@ def _last_words(path: Path, status: int) -> str:
     for line in lines:
         if line.startswith("STUCK "):
             return f"stopped at {line.removeprefix('STUCK ')}"
-    return lines[-1].strip()[:300] if lines else f"exit status {status}"
+    return _error_in(lines)[:300] if lines else f"exit status {status}"
+
+
+def _error_in(lines: list[str]) -> str:
+    """The first line of the last exception, whose message may have more; else the last line."""
+    begins = [number for number, line in enumerate(lines) if line.startswith("Traceback (")]
+    if begins:
+        for line in lines[begins[-1] + 1 :]:
+            if not line.startswith(" "):
+                return line.strip()
+    return lines[-1].strip()
