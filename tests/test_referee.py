@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,9 +17,14 @@ import torch
 import referee_faults as faults
 import referee_reports as reports
 from aiscale.cli import main
-from aiscale.measure.referee import shards, trace
+from aiscale.measure.referee import samples, shards, trace
 from aiscale.measure.referee.judge import Question, judge
 from aiscale.measure.referee.placeholders import PlaceholderError, fill
+from aiscale.measure.referee.probe import STUCK
+from aiscale.measure.referee.question import Runs
+from aiscale.measure.referee.recorder import Recorder
+from aiscale.measure.referee.runs import Run
+from aiscale.measure.referee.step import Step
 from aiscale.measure.referee.verdict import CANNOT_TELL, EQUAL, PARTS, Cause, Part, Verdict
 
 YOUR_OWN, OTHERS = faults.FOLDERS
@@ -116,6 +125,67 @@ def test_watching_does_not_exhaust_a_generator_of_parameters():
     assert verdict.status == EQUAL and not verdict.not_compared, str(verdict)
 
 
+#: Rank 0 takes all steps; rank 1 hangs, is stopped, and saves its trace on a slow disk.
+SLOW_DISK = """    if rank == 0:
+        optimizer.step()
+    elif step == 0:
+        import time
+        from aiscale.measure.referee import trace
+        save = trace.save
+        def save_slowly(*given):
+            time.sleep(3)
+            save(*given)
+        trace.save = save_slowly
+"""
+
+
+@pytest.mark.extended
+def test_a_rank_that_is_done_leaves_after_the_stopped_ones_have_saved(tmp_path):
+    """If it left before, it would break their connections: they would fail while they save."""
+    script = faults.plant("plain.py", (("    optimizer.step()\n", SLOW_DISK),), tmp_path)
+    many = Runs(Question(script, (), 2, 2, limit_s=600), tmp_path, print).many()
+    assert [trace["ended"] for trace in many.traces()] == ["steps", "stopped"]
+    assert [rank.exitcode for rank in many.ranks] == [0, STUCK]
+
+
+def test_a_script_ends_only_after_its_trace_is_saved(tmp_path, monkeypatch):
+    recorder, saving, save = Recorder(tmp_path, 0, 1), threading.Event(), trace.save
+
+    def save_slowly(*given):
+        saving.set()
+        time.sleep(1)
+        save(*given)
+
+    monkeypatch.setattr(trace, "save", save_slowly)
+    threading.Thread(target=recorder.finish, args=("stopped", None)).start()
+    saving.wait()
+    recorder.finish("script", None)
+    assert trace.load(tmp_path / "rank0.pt")["ended"] == "stopped"
+
+
+@pytest.mark.parametrize(
+    "of_the_others, of_rank_3",
+    [
+        ("STUCK x.py:20: dist.all_reduce(w)", "STUCK x.py:18: time.sleep(10_000)"),
+        ("RuntimeError: Connection closed by peer [127.0.0.1]:{rank}", "ValueError: no such file"),
+    ],
+)
+def test_the_rank_for_which_others_wait_is_told_first(of_the_others, of_rank_3, tmp_path):
+    for rank in range(4):
+        said = of_rank_3 if rank == 3 else of_the_others.format(rank=rank)
+        (tmp_path / f"err{rank}").write_text(said)
+    run = SimpleNamespace(folder=tmp_path, ranks=[SimpleNamespace(exitcode=STUCK)] * 4, late=False)
+    first = Run.complaints(run)[0]
+    assert first in ("rank 3: stopped at x.py:18: time.sleep(10_000)", f"rank 3: {of_rank_3}")
+
+
+def test_of_an_exception_the_first_line_is_told(tmp_path):
+    said = "Traceback (most recent call last):\n  File \"x.py\"\n    f()\nKeyError: 'w'\nSee more.\n"
+    (tmp_path / "err0").write_text(said)
+    run = SimpleNamespace(folder=tmp_path, ranks=[SimpleNamespace(exitcode=1)], late=False)
+    assert Run.complaints(run) == ["rank 0: KeyError: 'w'"]
+
+
 def test_a_script_that_watching_changes_is_not_called_equal(tmp_path):
     watched = 'torch.nn.Module.__call__.__name__ == "call"'
     script = faults.plant("plain.py", (("lr=0.5", f"lr=0.4 if {watched} else 0.5"),), tmp_path)
@@ -162,6 +232,20 @@ def test_shards_are_put_together_and_sketches_of_shards_add_up():
     assert shards.wholes(traces[:1], 0, "weights") == {}, "half a tensor is none"
 
 
+@pytest.mark.parametrize("unseen, allowed", [([], 1e-12), (["AdamW"], 5e-6)])
+def test_fp64_is_held_to_fp32_where_an_optimizer_hides_its_tensors(unseen, allowed):
+    many = [trace.EMPTY | {"rank": 0, "unseen": unseen}]
+    assert Step(0, many, [], [], Verdict(1)).tolerance(1e-16, is_fp64=True) == allowed
+
+
+def test_texts_filled_up_to_other_lengths_are_no_other_order():
+    read, alone = [Counter("ab"), Counter("cd")], Counter("abCD")
+    told = samples.difference(read, alone, set(), {30, 40}, {40})
+    assert "rows are [30, 40] long, on one rank [40]" in told.words and not told.is_fault
+    told = samples.difference(read, alone, set(), {40}, {40})
+    assert "the order depends on the number of ranks" in told.words
+
+
 def test_the_referee_needs_torch_alone():
     """Of what it imports, all is torch's, Python's or its own."""
     code = "import sys, torch, torch._dynamo, torch.distributed.tensor; before = set(sys.modules)\n"
@@ -192,6 +276,7 @@ def test_a_verdict_has_one_status_in_words_and_in_json():
     "words, remedy",
     [
         (["nothing.py"], "nothing.py is no file"),
+        (["-m", "nothing.at.all"], "-m nothing.at.all: Python finds no file of such a module"),
         (["SCRIPT", "--nproc", "0"], "--nproc 0 and --steps 3 must be at least 1"),
         (["SCRIPT", "--", "{M}"], "whole numbers, N, TMP, PWD"),
         (["SCRIPT", "--against", "nothing.py"], "--against nothing.py: the first word is no file"),
@@ -256,6 +341,21 @@ def test_faults_of_reports_are_found_in_their_place_with_their_cause(name, tmp_p
         assert [part.what for part in verdict.given] == ["samples"], str(verdict)
         return
     assert reports.marks(reports.REPORTS[name], verdict) == (True, True, True), str(verdict)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    "trainer, arguments",
+    [
+        ("megatron", faults.TENSOR),  # a file of the name of the library that it imports
+        ("ddp", ("--recompute",)),  # torch counts what is saved in the second forward pass
+        ("zero", ("--fp64",)),  # DeepSpeed sums a norm's squares in fp32 all the same
+    ],
+)
+def test_trainers_are_started_as_modules(trainer, arguments):
+    script = faults.HERE.parent / "src" / "aiscale" / "train" / f"{trainer}.py"
+    verdict = ask(script, *arguments, "--save", "{TMP}/run", module=f"aiscale.train.{trainer}")
+    assert verdict.status == EQUAL and verdict.steps == 2, str(verdict)
 
 
 @pytest.mark.extended

@@ -106,7 +106,7 @@ def _run(argv: list[str]) -> int:
 def names_a_script(argv: list[str]) -> bool:
     """Whether `aiscale verify ARGV` is about a script, and not about the kit's own cases."""
     own = argv[: argv.index("--")] if "--" in argv else argv
-    return any(word.endswith(".py") for word in own)
+    return any(word.endswith(".py") or word in ("-m", "--module") for word in own)
 
 
 def names_a_trainer(argv: list[str]) -> bool:

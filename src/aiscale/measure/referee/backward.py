@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from aiscale.measure.referee import causes, gradient_causes
 from aiscale.measure.referee.shards import relative
-from aiscale.measure.referee.step import ONLY_NOISE, Step, named, tolerance
+from aiscale.measure.referee.step import ONLY_NOISE, Step, named
 from aiscale.measure.referee.verdict import Part
 
 _WORDS = {"before_clip": "gradient before clipping", "grad": "gradient that the optimizer uses"}
@@ -33,7 +33,7 @@ def _gradients(step: Step, kind: str) -> list[Part]:
         if noise > ONLY_NOISE:
             step.verdict.only_noise.append(name)
             continue
-        allowed = tolerance(noise, one[name].is_fp64)
+        allowed = step.tolerance(noise, one[name].is_fp64)
         step.verdict.compared["gradients"] += 1
         difference = relative(many[name].values, one[name].values)
         if difference > allowed and _is_turned_choice(step, name, many[name], one[name], allowed):
@@ -185,7 +185,8 @@ def _next(step: Step, kind: str) -> list[Part]:
         noise = step.noise_of(kind, name, after)
         if noise > ONLY_NOISE:
             continue
-        allowed, copies_apart = tolerance(noise, one[name].is_fp64), max(many[name].copies.values())
+        allowed = step.tolerance(noise, one[name].is_fp64)
+        copies_apart = max(many[name].copies.values())
         step.verdict.compared["updates" if kind == "weights" else kind] += 1
         difference = relative(many[name].values, one[name].values)
         if difference > allowed and not _is_turned_sign(step, name, many[name], one[name]):

@@ -172,7 +172,7 @@ def of_update(step: Step, kind: str, bad: dict, ranks_differ: bool) -> Cause:
         if name in before and name in after:
             start = before[name].values
             factors.append(ratio(after[name].values - start, alone[name].values - start))
-    if not factors:
+    if all(abs(factor - 1) < 0.01 for factor in factors):
         return Cause("the update differs; the optimizer's gradients cannot be seen")
     words = f"updates are {min(factors):.3g} to {max(factors):.3g} times those of one rank"
     return Cause(words + "; the optimizer's gradients cannot be seen")

@@ -6,7 +6,9 @@ aiscale verify train_ddp.py --nproc 4 --steps 3 -- --save '{TMP}/checkpoint'
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -24,9 +26,10 @@ begins in an empty folder.
 
 exit status: 0 equal within rounding, 1 the runs part, 2 cannot tell
 
-example:
+examples:
   aiscale verify train_tp_pp.py --nproc 4 -- --save '{TMP}/checkpoint' --tp '{min(2,N)}' --pp
-  '{min(2,N)}' """
+  '{min(2,N)}'
+  aiscale verify -m aiscale.train.fsdp --nproc 4 -- --save '{TMP}/run'"""
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -58,7 +61,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _refusal(args: argparse.Namespace) -> str:
     """What is wrong with the settings; nothing, if they can be tried."""
-    if not Path(args.script).is_file():
+    if args.module and not _file_of(args.script):
+        return f"-m {args.script}: Python finds no file of such a module from {os.getcwd()}"
+    if not args.module and not Path(args.script).is_file():
         return f"{args.script} is no file: name a training script"
     if min(args.nproc, args.steps, args.resume_nproc or 1) < 1:
         return f"--nproc {args.nproc} and --steps {args.steps} must be at least 1"
@@ -75,17 +80,30 @@ def _refusal(args: argparse.Namespace) -> str:
     return ""
 
 
+def _file_of(module: str) -> str:
+    """Of what `python -m` would start from this folder; nothing, if there is no such module."""
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.util.find_spec(module)
+    except ModuleNotFoundError:  # not even the package of which it would be a part
+        return ""
+    finally:
+        sys.path.remove(os.getcwd())
+    return found.origin if found and found.has_location else ""
+
+
 def _question(args: argparse.Namespace, arguments: list[str]) -> Question:
     against = None
     if args.against:
         other, *others_arguments = shlex.split(args.against)
         against = (Path(other), tuple(others_arguments))
     return Question(
-        Path(args.script),
+        Path(_file_of(args.script) if args.module else args.script),
         tuple(arguments),
         args.nproc,
         args.steps,
         args.limit,
+        module=args.script if args.module else "",
         against=against,
         reference_arguments=tuple(shlex.split(args.reference_args)),
         resume=tuple(shlex.split(args.resume or "")),
@@ -102,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("script", metavar="SCRIPT.py")
+    add("-m", "--module", action="store_true", help="SCRIPT.py is a module's name, as in python -m")
     ranks = tasks.count() if tasks.count() > 1 else 4
     add(
         "--nproc",

@@ -7,7 +7,7 @@ import torch
 
 from aiscale.measure.referee import causes, samples
 from aiscale.measure.referee.shards import is_garbage, relative
-from aiscale.measure.referee.step import Step, named, stacked, tolerance
+from aiscale.measure.referee.step import Step, named, stacked
 from aiscale.measure.referee.trace import ROW_SKETCH
 from aiscale.measure.referee.verdict import Cause, Part
 
@@ -81,7 +81,8 @@ def samples_read(step: Step) -> list[Part]:
     repeats = {count / wanted[sample] for sample, count in total.items() if sample in wanted}
     if set(total) == set(wanted) and len(repeats) < 2:
         return []
-    why = samples.difference(step.read, wanted, step.read_before)
+    lengths = [samples.lengths(calls) for calls in step.calls[:2]]
+    why = samples.difference(step.read, wanted, step.read_before, *lengths)
     if step.resumed:
         words = "after the restart other samples are read: the order of the data is not resumed"
         why = samples.Difference(words, "save how far the data was read, and go on there", True)
@@ -158,7 +159,7 @@ def _furthest(step: Step, name, shared, found, alone, noisy) -> tuple[float, flo
     base = stacked([_any(alone[sample]) for sample in shared])
     noise = relative(stacked([_any(noisy[sample]) for sample in shared]), base)
     is_fp64 = _any(alone[shared[0]]).dtype == torch.float64 and base.shape[1:].numel() != ROW_SKETCH
-    allowed = tolerance(noise, is_fp64)
+    allowed = step.tolerance(noise, is_fp64)
     worst, ranks, was_sliced = 0.0, set(), False
     for sample in shared:
         right = _any(alone[sample])
@@ -198,7 +199,8 @@ def loss(step: Step) -> list[Part]:
     if many is None or not one or noisy is None:
         return []
     step.verdict.compared["loss"] += 1
-    allowed, difference = max(2e-5, tolerance(abs(noisy / one - 1))), abs(many / one - 1)
+    allowed = max(2e-5, step.tolerance(abs(noisy / one - 1)))
+    difference = abs(many / one - 1)
     if difference <= allowed:
         return []
     where = f"mean over ranks {many:.6f}, on one rank {one:.6f}: {many / one:.5g} times"

@@ -40,7 +40,9 @@ def _judge(runs: Runs) -> Verdict:
     one_run, noisy_run = runs.reference("one")
     failed = one_run.complaints() or noisy_run.complaints()
     if failed:
-        return Verdict(len(many), unknown=f"the reference on one rank failed: {failed[0]}")
+        words = f"the reference on one rank failed: {'; '.join(failed)}. A script that needs more"
+        words = f"{words} than one rank can be compared with another script: --against"
+        return Verdict(len(many), unknown=words)
     one, noisy = one_run.traces(), noisy_run.traces()
     unknown = why_nothing_to_compare(many, one)
     if unknown:

@@ -70,20 +70,26 @@ class Watcher:
     def called(self, module, args, kwargs):
         recomputed = torch._C._current_graph_task_id() != -1  # by checkpointing, in a backward pass
         no_model = not self.running and next(module.parameters(), None) is None
-        if recomputed or no_model or not torch.is_grad_enabled():
+        if recomputed:  # with as many operations as the first time: torch counts what is saved
+            return self._with_noise(module, self.original(module, *args, **kwargs))
+        if no_model or not torch.is_grad_enabled():
             return self.original(module, *args, **kwargs)
         if not self.running:
             self._begin(module, args, kwargs)
         self._watch_gathered(module)
         self.running.append(module)
         try:
-            output = self.original(module, *args, **kwargs)
-            if self.recorder.noise and is_plain_float(output) and not module._modules:
-                output = self.recorder.with_rounding(output)
+            output = self._with_noise(module, self.original(module, *args, **kwargs))
             self._keep(module, output)
             return output
         finally:
             self.running.pop()
+
+    def _with_noise(self, module, output):
+        """In the reference with rounding noise: errors in what a module without parts puts out."""
+        if self.recorder.noise and is_plain_float(output) and not module._modules:
+            return self.recorder.with_rounding(output)
+        return output
 
     def _begin(self, root, args, kwargs) -> None:
         """The training loop calls a model."""

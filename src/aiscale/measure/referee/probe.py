@@ -30,8 +30,12 @@ def main() -> None:
     threading.Thread(target=_wait_for_stop, args=(recorder, script), daemon=True).start()
     atexit.register(recorder.finish, "script", None)
     sys.argv = sys.argv[3:]
-    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
-    runpy.run_path(script, run_name="__main__")
+    if settings["module"]:
+        sys.path.insert(0, settings["started_in"])
+        runpy.run_module(settings["module"], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
+        runpy.run_path(script, run_name="__main__")
 
 
 def _watch(settings: dict, rank: int):

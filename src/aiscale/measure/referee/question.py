@@ -16,6 +16,8 @@ class Question:
     ranks: int = 4
     steps: int = 3
     limit_s: float = 120.0  #: for each run
+    #: The script is this module, started as by `python -m` from this process's folder.
+    module: str = ""
     #: Another script and its arguments as the reference on one rank.
     against: tuple[Path, tuple[str, ...]] | None = None
     #: Further arguments of the reference on one rank.
@@ -36,12 +38,13 @@ class Runs:
         self, name: str, ranks: int, more: tuple[str, ...] = (), work: Path | None = None, **watched
     ) -> Run:
         question = self.question
-        script, arguments = question.script, question.arguments
+        script, arguments, module = question.script, question.arguments, question.module
         if ranks == 1 and question.against:
             script, arguments = question.against
+            module = ""
         if ranks == 1:
             arguments = (*arguments, *question.reference_arguments)
-        job = Job(script, (*arguments, *more), ranks, question.steps, **watched)
+        job = Job(script, (*arguments, *more), ranks, question.steps, module=module, **watched)
         return Run(job, self.top / name, work)
 
     def finish(self, words: str, *runs: Run) -> None:

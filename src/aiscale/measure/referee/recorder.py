@@ -63,7 +63,8 @@ class Recorder:
         self.connected = False  #: whether ranks have a process group when they learn
         self.traffic = contextlib.ExitStack()  #: closed when the trace is made
         self.sent: dict = {}
-        self._ending = threading.Lock()
+        self._saving = threading.Lock()
+        self._saved = False
         self._new_step()
 
     @property
@@ -114,22 +115,27 @@ class Recorder:
         """Save the trace once. With a status, leave after all ranks have saved.
 
         A rank that ends first breaks the connections of the others."""
-        if not self._ending.acquire(blocking=False):
-            return
-        trace.save(self.folder / f"rank{self.rank}.pt", self.trace(why))
-        if self.batches:
-            trace.save(self.folder / f"batches{self.rank}.pt", self.batches)
-        (self.folder / f"done{self.rank}").touch()
+        with self._saving:  # the script must not end while `probe` saves
+            if self._saved:
+                return
+            self._save(why)
+            self._saved = True
         if status is None:
             return
         size = (
             dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", 1))
         )
-        while not self._all_are_done(size) and not (self.folder / "stop").exists():
+        while not self._all_are_done(size):
             time.sleep(0.05)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+    def _save(self, why: str) -> None:
+        trace.save(self.folder / f"rank{self.rank}.pt", self.trace(why))
+        if self.batches:
+            trace.save(self.folder / f"batches{self.rank}.pt", self.batches)
+        (self.folder / f"done{self.rank}").touch()
 
     def _all_are_done(self, size: int) -> bool:
         return all((self.folder / f"done{rank}").exists() for rank in range(size))

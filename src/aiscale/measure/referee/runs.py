@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -19,6 +20,8 @@ from aiscale.measure.referee import placeholders, start, tasks, trace
 #: Seconds that the other ranks have to fail by themselves after one has failed, and to write their
 #: traces.
 _PATIENCE_S = 15.0
+#: What gloo says of a rank that another one has left.
+_FOLLOWS = "Connection closed by peer"
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Job:
     arguments: tuple[str, ...]
     ranks: int
     steps: int
+    module: str = ""  #: what `python -m` would start, if the script is started so
     bare: bool = False  #: watch nothing but losses and weights
     noise: bool = False  #: errors as large as rounding, in activations and gradients
     weights: Path | None = None  #: to begin with
@@ -50,7 +54,7 @@ class Run:
     def _start(self) -> None:
         job = self.job
         settings = {"folder": str(self.folder), "steps": job.steps, "bare": job.bare}
-        settings |= {"noise": job.noise}
+        settings |= {"noise": job.noise, "module": job.module, "started_in": os.getcwd()}
         settings |= {"weights": str(job.weights or ""), "batches": str(job.batches or "")}
         path = self.folder / "settings.json"
         path.write_text(json.dumps(settings))
@@ -72,15 +76,26 @@ class Run:
 
     def waits_for_ranks(self) -> bool:
         """Whether some ranks have taken all steps and wait for the others."""
-        return any((self.folder / f"done{rank}").exists() for rank in range(self.job.ranks))
+        return any(path.exists() for path in self._done())
 
     def stop(self) -> None:
         """Ask the ranks for their traces; end those that do not answer."""
         (self.folder / "stop").touch()
-        deadline = time.monotonic() + _PATIENCE_S
-        while self.running() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        _wait_until(self._all_have_answered)
+        for path in self._done():
+            path.touch()  # now they leave: each waits for the others
+        _wait_until(lambda: not self.running())
         self.kill()
+
+    def _done(self) -> list[Path]:
+        """The files that ranks write when they have saved their traces."""
+        return [self.folder / f"done{rank}" for rank in range(self.job.ranks)]
+
+    def _all_have_answered(self) -> bool:
+        for rank, done in zip(self.ranks, self._done(), strict=True):
+            if rank.exitcode is None and not done.exists():
+                return False
+        return True
 
     def kill(self) -> None:
         """End the ranks, with all that they have started."""
@@ -90,13 +105,24 @@ class Run:
         processes.kill_marked(start.MARK, str(self.folder))
 
     def complaints(self) -> list[str]:
-        """Why ranks have failed, or where they stood when they were stopped."""
-        found = ["its time was up (--limit gives it more)"] if self.late else []
+        """Why ranks have failed, or where they stood when they were stopped.
+
+        First what the fewest say: it is the odd rank for which the others wait."""
+        ranks_that_say: dict[str, list[int]] = defaultdict(list)
         for number, rank in enumerate(self.ranks):
             if rank.exitcode:
-                found.append(
-                    f"rank {number}: {_last_words(self.folder / f'err{number}', rank.exitcode)}"
-                )
+                words = _last_words(self.folder / f"err{number}", rank.exitcode)
+                ranks_that_say[words].append(number)
+
+        def order(words: str) -> tuple[bool, int]:
+            return _FOLLOWS in words, len(ranks_that_say[words])
+
+        slow = "its time was up: a rank hangs, or the script is slow (--limit gives it more)"
+        found = [slow] if self.late else []
+        for words in sorted(ranks_that_say, key=order):
+            ranks = ranks_that_say[words]
+            who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks}"
+            found.append(f"{who}: {words}")
         return found
 
     def traces(self) -> list[dict]:
@@ -138,9 +164,26 @@ def wait(runs: Sequence[Run], limit_s: float) -> None:
             run.kill()
 
 
+def _wait_until(condition: Callable[[], bool]) -> None:
+    """Or until ranks have had the time that they get to save and end."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
 def _last_words(path: Path, status: int) -> str:
     lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
     for line in lines:
         if line.startswith("STUCK "):
             return f"stopped at {line.removeprefix('STUCK ')}"
-    return lines[-1].strip()[:300] if lines else f"exit status {status}"
+    return _error_in(lines)[:300] if lines else f"exit status {status}"
+
+
+def _error_in(lines: list[str]) -> str:
+    """The first line of the last exception, whose message may have more; else the last line."""
+    begins = [number for number, line in enumerate(lines) if line.startswith("Traceback (")]
+    if begins:
+        for line in lines[begins[-1] + 1 :]:
+            if not line.startswith(" "):
+                return line.strip()
+    return lines[-1].strip()

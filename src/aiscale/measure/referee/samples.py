@@ -99,6 +99,11 @@ def counts(calls: list[list[dict]]) -> list[Counter]:
     return found
 
 
+def lengths(calls: list[list[dict]]) -> set[int]:
+    """How long the rows are that models are given: tokens of a text, and what fills it up."""
+    return {call["length"] for call in _flat(calls) if call["length"] is not None}
+
+
 def shares(read: list[Counter]) -> int:
     """In how many different shares the ranks read: the data-parallel size, if nothing is wrong."""
     return len({frozenset(mine) for mine in read if mine})
@@ -147,8 +152,15 @@ class Difference:
     ranks: str = ""
 
 
-def difference(read: list[Counter], wanted: Counter, before: set[str]) -> Difference:
-    """Shares that are no shares, or overlap; a last batch filled up; another batch, another order.
+def difference(
+    read: list[Counter],
+    wanted: Counter,
+    before: set[str],
+    lengths_here: set[int],
+    lengths_alone: set[int],
+) -> Difference:
+    """Shares that are no shares, or overlap; a last batch filled up; another batch, other lengths,
+    another order.
 
     `before`: the samples of earlier steps."""
     total = sum(read, Counter())
@@ -172,6 +184,11 @@ def difference(read: list[Counter], wanted: Counter, before: set[str]) -> Differ
         words = f"{here} samples in a step on {len(read)} ranks, {alone} on one"
         remedy = "pass a batch for each rank, such as {16//N}"
         return Difference(f"{words}: equal global batches can be compared", remedy)
+    if lengths_here != lengths_alone:
+        words = f"rows are {sorted(lengths_here)} long, on one rank {sorted(lengths_alone)}: each"
+        words = f"{words} batch is filled up to its longest row, and one rank makes other batches"
+        remedy = "equal rows can be compared: for this test, fill all up to one length"
+        return Difference(words, remedy)
     words = "others than on one rank: the order depends on the number of ranks"
     return Difference(words, "read in one order, of which each rank takes its share")
 

@@ -46,6 +46,8 @@ class Step:
         #: The gradients that agree, before they are clipped and as the optimizer uses them.
         self.right: dict[str, set[str]] = {"before_clip": set(), "grad": set()}
         self._wholes: dict = {}
+        #: Such an optimizer may compute in fp32: DeepSpeed sums a norm's squares in it.
+        self.has_hidden_tensors = any(trace["unseen"] for trace in many)
 
     def on_many(
         self, kind: str, step: int | None = None, reduce: str = "first"
@@ -107,6 +109,10 @@ class Step:
     def data_ranks(self) -> int:
         return max(1, samples.shares(self.read))
 
+    def tolerance(self, noise: float, is_fp64: bool = False) -> float:
+        is_exact = is_fp64 and not self.has_hidden_tensors
+        return max(FLOOR_FP64 if is_exact else FLOOR, FACTOR * noise)
+
     def noise_of(self, kind: str, name: str, step: int | None = None) -> float:
         noisy = self.with_noise(kind, step)
         return (
@@ -114,10 +120,6 @@ class Step:
             if name in noisy
             else 0.0
         )
-
-
-def tolerance(noise: float, is_fp64: bool = False) -> float:
-    return max(FLOOR_FP64 if is_fp64 else FLOOR, FACTOR * noise)
 
 
 def named(names: Iterable[str], total: int) -> str:
