@@ -5,9 +5,9 @@
 
 Ranks run a trainer for three steps on a tiny model. In the third each compares what it sent, by
 collective and process group, and what it holds, by category, with `cost`: equal to the byte. The
-trainer is not changed: its process group counts, and a step ends where it logs. Two things are left
-out: what `Job.log` sends, whether a rank was told to stop or must save; and the check of Radius that
-all ranks have chosen the same entries.
+trainer is not changed: its process group counts, and a step ends where it logs. Two things are
+left out: what `Job.log` sends, whether a rank was told to stop or must save; and the check of
+Radius that all ranks have chosen the same entries.
 """
 
 from __future__ import annotations
