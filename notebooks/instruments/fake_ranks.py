@@ -1,4 +1,4 @@
-"""What one rank of many that do not exist sends in a step and holds after it, beside the formulas. Lesson 11.
+"""What one of many ranks that do not exist sends in a step and holds after it. Lesson 11.
 
 with fake_world(1024, rank=3) as world:
     rows = compared(planned("fsdp", "--batch 1024 --micro-batch 1"), world, step)
@@ -7,6 +7,9 @@ with fake_world(1024, rank=3) as world:
 from __future__ import annotations
 
 from collections.abc import Callable
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from aiscale import cost
 from aiscale.config import Run
@@ -19,7 +22,7 @@ ONE_NUMBER_BYTES = 8
 def compared(run: Run, world: World, step: Callable, owners: int = 1) -> list[tuple]:
     """Rows (what, calls or "held", bytes counted, bytes predicted).
 
-    step() returns weights, gradients and Adam's moments; owners: ranks that share these moments.
+    step() returns weights, gradients and Adam's state of each tensor, which `owners` ranks share.
     Messages of one number, such as the mean loss and the gradient norm, are left out.
     """
     add = world.traffic.add
@@ -30,7 +33,10 @@ def compared(run: Run, world: World, step: Callable, owners: int = 1) -> list[tu
 
     before = world.traffic.groups()
     world.traffic.add = add_tensors
-    held = held_bytes(dict(zip(("weights", "gradients", "Adam's moments"), step(), strict=True)))
+    weights, gradients, states = step()
+    moments = [state[name] for state in states for name in ("exp_avg", "exp_avg_sq")]
+    kinds = {"weights": weights, "gradients": gradients, "Adam's moments": moments}
+    held = held_bytes({what: map(local, tensors) for what, tensors in kinds.items()})
     counts = world.traffic.groups_since(before).items()
     sent = {(op, group.name): count for (op, group), count in counts if len(group.ranks) > 1}
     said = cost.step_traffic(run, world.size, world.rank)
@@ -38,7 +44,11 @@ def compared(run: Run, world: World, step: Callable, owners: int = 1) -> list[tu
     assert sent.keys() == said.keys(), f"sent {sent.keys()}, predicted {said.keys()}"
     rows = [(" ".join(cell), n.calls, n.payload_bytes, said[cell]) for cell, n in sent.items()]
     state = cost.held_bytes(run, world.size, world.rank)
-    moments = 2 * state["gradients"] // owners
-    predicted = (state["parameters"], state["gradients"], moments)
+    predicted = (state["parameters"], state["gradients"], 2 * state["gradients"] // owners)
     pairs = zip(held.items(), predicted, strict=True)
     return rows + [(what, "held", nbytes, formula) for (what, nbytes), formula in pairs]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
