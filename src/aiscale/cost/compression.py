@@ -50,9 +50,7 @@ def sent_entries(run: Run) -> tuple[int, int]:
     shapes, vectors_too = parameter_shapes(run.model), run.compression.whole == "vectors"
     sizes = {name: prod(shape) for name, shape in shapes.items()}
     masked = [
-        sizes[name]
-        for name, shape in shapes.items()
-        if not (is_exempt(name) or (vectors_too and len(shape) < 2))
+        sizes[name] for name, shape in shapes.items() if not (is_exempt(name) or (vectors_too and len(shape) < 2))
     ]
     if run.compression.range:
         raise ConfigError(
