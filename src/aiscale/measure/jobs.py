@@ -181,6 +181,8 @@ def _differences(case: Case, outcome: Outcome, true: Outcome) -> tuple[float | N
     if case.has_norm:
         pairs = zip(outcome.steps, true.steps, strict=True)
         norms = _largest([abs(a["grad_norm"] / b["grad_norm"] - 1) for a, b in pairs])
+    elif any(line["grad_norm"] is not None for line in outcome.steps):
+        raise RuntimeError("the record has gradient norms that nobody knows")
     if outcome.weights.keys() != true.weights.keys():
         wrong = sorted(outcome.weights.keys() ^ true.weights.keys())
         raise RuntimeError(f"weights that only one of the two has: {', '.join(wrong[:5])}")
