@@ -18,6 +18,7 @@ from aiscale import cost
 from aiscale.lesson.scripts import changed
 from aiscale.plan.presets import model_of
 from aiscale.train import data, options, record
+from aiscale.train.layout import misfit
 from aiscale.train.model import GPT
 from aiscale.train.presets import presets, shape_of
 from aiscale.train.record import read_metrics
@@ -399,6 +400,41 @@ def test_bad_settings_get_one_line(tmp_path, refused):
     assert "--batch is 15: it must be a multiple of 1 copies of the model x --micro-batch 2" in said
     _, said = run("zero", "--optimizer", "lamb", status=2, folder=tmp_path)  # its loss would be wrong
     assert "--optimizer lamb with --stage 2: DeepSpeed cuts the tensors" in said
+
+
+def test_stages_cannot_share_a_tied_head():
+    parse = options.options("tp_pp").parse_args
+    words = ["--model", "gpt-c", "--tp", "1", "--pp"]
+    assert "--pp 2: the head of gpt-c is its embedding" in misfit(parse([*words, "2"]), 2)
+    assert misfit(parse([*words, "1"]), 1) is None
+    assert misfit(parse(["--tp", "1", "--pp", "2"]), 2) is None
+
+
+def test_a_rank_is_found_whoever_started_it():
+    step = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_LOCALID": "0"}
+    openmpi = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK")
+    cases = [
+        # mpiexec in a step of Slurm: its ranks inherit the step's numbers
+        ({**step, "PMI_RANK": "2", "PMI_SIZE": "3", "MPI_LOCALRANKID": "1"}, [2, 3, 1]),
+        ({**step, **dict.fromkeys(openmpi, "1")}, [1, 1, 1]),
+        # srun --mpi=pmi2 sets these, but no local rank
+        ({**step, "PMI_RANK": "7", "PMI_SIZE": "8"}, [0, 1, 0]),
+        ({**step, "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3"}, [3, 4, 3]),
+        ({}, [0, 1, 0]),
+    ]
+    program = f"""
+import json, os
+from aiscale.train import ranks
+found = []
+for env in {[env for env, _ in cases]}:
+    os.environ.clear()
+    os.environ.update(env)
+    found.append(ranks.find_rank())
+print(json.dumps(found))
+"""
+    # in a process of its own, for the module takes over signals
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [found for _, found in cases]
 
 
 def test_a_batch_larger_than_the_text_has_each_sequence_as_often(tmp_path):

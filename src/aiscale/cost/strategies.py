@@ -5,9 +5,9 @@
     step_bytes(run, world_size, rank=0)      # the same, and "activations" and "logits" at the peak of a step
 
 The payload is the whole buffer of a collective, summed over the calls of a step, without groups of one rank and
-bookkeeping (the mean loss, our own gradient norm). Groups are named as in `world.traffic`: world, dp, tp, pp, and the
-axes of a device mesh. `aiscale.verify.bytes` measures the same. A new strategy needs two functions of (run, world_size,
-rank) in _STRATEGIES.
+bookkeeping (the mean loss, our own gradient norm: `measure.beside` has those of the trainers). Groups are named as in
+`world.traffic`: world, dp, tp, pp, and the axes of a device mesh. `aiscale.measure.bytes` measures the same. A new
+strategy needs two functions of (run, world_size, rank) in _STRATEGIES.
 """
 
 from __future__ import annotations

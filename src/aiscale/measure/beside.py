@@ -13,7 +13,7 @@ from collections import Counter
 from math import prod
 
 from aiscale.config import ModelConfig
-from aiscale.cost.memory import WIDE
+from aiscale.cost.memory import NARROW, WIDE, round_up
 from aiscale.cost.parameters import parameter_shapes
 from aiscale.plan.options import precision_of, run_of
 
@@ -32,6 +32,8 @@ def beside(trainer: str, args: argparse.Namespace, world_size: int, rank: int) -
         return TorchGrid(args, world_size, rank).traffic()
     if trainer == "megatron":
         return _losses(args, world_size, 4)
+    if trainer == "zero":
+        return _beside_zero(args, world_size)
     sent = wide  # the mean loss
     if trainer == "fsdp":
         tensors = len(parameter_shapes(run_of(trainer, args).model))
@@ -39,6 +41,17 @@ def beside(trainer: str, args: argparse.Namespace, world_size: int, rank: int) -
         if args.optimizer == "lamb":
             sent += 2 * wide * tensors  # of each tensor and of its change
     return {("all_reduce", "world"): sent}
+
+
+def _beside_zero(args: argparse.Namespace, world_size: int) -> Traffic:
+    """The mean loss; and at stage 3 a tied embedding, which is gathered for the head as well."""
+    sent = {("all_reduce", "world"): 4}
+    run = run_of("zero", args)
+    if args.stage == 3 and run.model.tied:
+        numbers = round_up(run.model.vocab_size * run.model.d_model, world_size)
+        n_micro, _ = run.loop.micro_batches(world_size)
+        sent["all_gather", "world"] = 2 * n_micro * NARROW[run.loop.precision] * numbers
+    return sent
 
 
 def _losses(args: argparse.Namespace, world_size: int, nbytes: int) -> Traffic:

@@ -34,6 +34,7 @@ from aiscale.distributed import wire
 from aiscale.distributed.counter import Traffic
 from aiscale.distributed.link import Link
 from aiscale.measure.beside import beside, tp_pp_held
+from aiscale.measure.cases import TINY_DEEPSPEED
 from aiscale.measure.holding import Holding, instances
 from aiscale.plan.options import run_of
 from aiscale.processes import start_python
@@ -66,6 +67,7 @@ class ByteCase:
             copies //= int(own[own.index(option) + 1]) if option in own else 1
         words = ["--model", self.model, "--length", "16", "--micro-batch", "1", "--save-every", "0"]
         words += ["--batch", str(copies * self.micro_batches), "--steps", str(STEPS)]
+        words += ["--config", str(TINY_DEEPSPEED)] if self.trainer == "zero" else []
         return words + own
 
 

@@ -30,6 +30,6 @@ def run(args: argparse.Namespace) -> int:
     out = sys.stderr if args.json else sys.stdout
     print(f"{held} of {len(verdicts)} hold", file=out)
     for verdict in verdicts:
-        if not verdict.holds and verdict.case.trainer != "serial":
+        if not verdict.holds and verdict.case.ranks > 1:
             print(f"where {verdict.case.name} parts: {verdict.case.referee()}", file=out)
     return 0 if held == len(verdicts) else 1

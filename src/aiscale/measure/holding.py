@@ -112,24 +112,19 @@ class Holding:
         }
 
     def _watch_deepspeed(self, engine: Any) -> None:
-        """DeepSpeed frees gradients in its step, and from stage 2 on most of them before."""
-        reduce, step, stage = (
-            engine.allreduce_gradients,
-            engine.step,
-            engine.zero_optimization_stage(),
-        )
+        """DeepSpeed frees gradients in its step, in stage 1 while the last micro-batch is computed.
 
-        def noted_reduce(*args, **kwargs):
-            if stage < 2:
-                self._note(self._deepspeeds_gradients(engine))
-            return reduce(*args, **kwargs)
+        So the most that there are after a micro-batch counts.
+        """
+        step, accumulated = engine.step, engine.gradient_accumulation_steps()
 
-        def noted_step(*args, **kwargs):
-            if stage >= 2:
-                self._note(self._deepspeeds_gradients(engine))
+        def noted(*args, **kwargs):
+            before = self.gradient_bytes if engine.micro_steps % accumulated else 0
+            self._note(self._deepspeeds_gradients(engine))
+            self.gradient_bytes = max(before, self.gradient_bytes)
             return step(*args, **kwargs)
 
-        engine.allreduce_gradients, engine.step = noted_reduce, noted_step
+        engine.step = noted
 
     def _deepspeeds_gradients(self, engine: Any) -> list[Tensor]:
         zero = engine.optimizer

@@ -34,7 +34,7 @@ from aiscale.processes import start_python
 
 #: (of losses, of gradient norms and weights). Adam turns a gradient near 0, of which rounding is a
 #: large part, into a step as large as any: weights are further apart than losses.
-TOLERANCE = {"fp64": (1e-10, 1e-10), "fp32": (5e-6, 5e-4)}
+TOLERANCE = {"fp64": (1e-10, 1e-10), "fp32": (2e-5, 2e-3)}
 _JOBS_AT_A_TIME = 2  #: while the ranks of one wait for each other, the other computes
 _TIMEOUT_S = 300
 #: What jobs are forked with, instead of importing it.
@@ -181,6 +181,8 @@ def _differences(case: Case, outcome: Outcome, true: Outcome) -> tuple[float | N
     if case.has_norm:
         pairs = zip(outcome.steps, true.steps, strict=True)
         norms = _largest([abs(a["grad_norm"] / b["grad_norm"] - 1) for a, b in pairs])
+    elif any(line["grad_norm"] is not None for line in outcome.steps):
+        raise RuntimeError("the record has gradient norms that nobody knows")
     if outcome.weights.keys() != true.weights.keys():
         wrong = sorted(outcome.weights.keys() ^ true.weights.keys())
         raise RuntimeError(f"weights that only one of the two has: {', '.join(wrong[:5])}")
