@@ -124,13 +124,38 @@ def attempt(study: Study, cell: Cell, scratch: Path, script: Path | None = None)
         what = {"out": out, "epoch": epoch, "precision": cell["precision"], "limit_s": limit_s}
         spec.write_text(json.dumps(what))
         where = {"steps": WARM_UP + 2 * epoch, "text": text, "save": f"{out}/run", "save_every": 0}
-        words = words_of(options_of(cell) | where)
+        if trainer_of(cell) == "zero":
+            where = {"config": _deepspeed_json(cell, Path(out))} | where
+        words = words_of(where | options_of(cell))
         argv = ["-m", "aiscale.study.cell", str(spec), str(script), *words]
         status = launch(cell["ranks"], argv, preload=PRELOAD)
         if status in INTERRUPTED:
             raise KeyboardInterrupt
         found = [json.loads(file.read_text()) for file in sorted(Path(out).glob("[0-9]*.json"))]
     return _together(found, cell, status)
+
+
+def _deepspeed_json(cell: Cell, folder: Path) -> Path:
+    """The trainer's settings of DeepSpeed, with sizes for this model.
+
+    Its defaults are for billions of parameters: it would reserve buckets larger than a small model, and never shard it.
+    """
+    model, settings = run_of(cell).model, json.loads((TRAIN / "ds_config.json").read_text())
+    if isinstance(model, ModelConfig):
+        largest = max(sum(cost.layer_parameters(model).values()), model.vocab_size * model.d_model)
+        bucket = min(500_000_000, 2 * math.ceil(largest / 2))  # 16-bit messages are aligned to 4 bytes
+        settings["zero_optimization"] |= {
+            "reduce_bucket_size": bucket,
+            "allgather_bucket_size": bucket,
+            "sub_group_size": min(cost.parameter_count(model), 1_000_000_000),  # updated at once
+            "stage3_param_persistence_threshold": 0,  # shard the small tensors, too
+            "stage3_max_live_parameters": 0,  # free each layer's weights after it has used them
+            "stage3_max_reuse_distance": 0,
+            "stage3_prefetch_bucket_size": 0,
+        }
+    file = folder / "ds_config.json"
+    file.write_text(json.dumps(settings))
+    return file
 
 
 def _together(found: list[dict], cell: Cell, status: int) -> dict:
