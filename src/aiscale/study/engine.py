@@ -41,7 +41,8 @@ INTERRUPTED = (130, 128 + 15)  #: statuses of ranks after Ctrl-C and SIGTERM
 #: the trainers, and what stands for one where nothing is trained
 TRAIN, INFERENCE = Path(train.__file__).parent, Path(__file__).with_name("inference.py")
 IN_MEMORY = Path("/dev/shm")  #: a file system of Linux
-PRELOAD = ("torch._dynamo", "torch.distributed.checkpoint", "aiscale.train.data", "aiscale.study.grid")
+PRELOAD = ("torch._dynamo", "aiscale.study.grid")  #: what ranks import, and what does not ask which rank it is in
+PRELOAD += tuple(f"aiscale.train.{name}" for name in ("data", "model", "optimizer", "sharded_checkpoint"))
 _ENDS = {128 + 14: "timed out", 128 + 9: "out of memory"}  #: by SIGALRM; Linux kills what needs too much memory
 
 
