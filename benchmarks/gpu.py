@@ -2,10 +2,10 @@
 
     python benchmarks/gpu.py [--size 355M] [--batch 16] [--quick] [--json]
 
-It runs the trainer serial as a study does (aiscale.study.cell), with bf16 autocast over fp32 weights, torch's flash
-attention and torch.compile, which takes a minute or two. The 355M model is that of Radius, whose vocabulary of 50257 is
-padded to 50304, a multiple of 128: matrix units work in tiles, and a partial tile costs more than 47 unused rows. The
-others have 50257. MFU is `cost.flops_per_token` over the data sheet's peak.
+It runs the trainer serial as a study does (aiscale.measure.study.cell), with bf16 autocast over fp32 weights, torch's
+flash attention and torch.compile, which takes a minute or two. The 355M model is that of Radius, whose vocabulary of
+50257 is padded to 50304, a multiple of 128: matrix units work in tiles, and a partial tile costs more than 47 unused
+rows. The others have 50257. MFU is `cost.flops_per_token` over the data sheet's peak.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from common import arguments, check, finish, machine_facts, table
 
 from aiscale import cost
 from aiscale.distributed import connect
+from aiscale.measure.study.engine import attempt
+from aiscale.measure.study.grid import AXES, Cell, run_of, study_of
 from aiscale.meter import peak_flops
-from aiscale.study.engine import attempt
-from aiscale.study.grid import AXES, Cell, run_of, study_of
 
 SIZES = {"124M": "gpt2", "355M": "radius-355m", "774M": "gpt2-large", "1558M": "gpt2-xl"}
 STEPS = 20  #: of an epoch, of which there are two; the second is timed

@@ -31,9 +31,9 @@ from aiscale.config import write_whole
 from aiscale.data import Batches
 from aiscale.data.corpus import find_text
 from aiscale.distributed import connect
+from aiscale.measure.study import run_study, summary
+from aiscale.measure.study.grid import STUDIES, study_of
 from aiscale.meter import allocated_bytes, held_bytes
-from aiscale.study import run_study, summary
-from aiscale.study.grid import STUDIES, study_of
 from aiscale.train.model import build, draw, loss_of
 from aiscale.train.optimizer import make_optimizer
 from aiscale.train.options import options

@@ -14,8 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from aiscale import cost, published
 from aiscale.distributed import connect
+from aiscale.measure.study.grid import epoch_of, run_of
 from aiscale.model import GPT
-from aiscale.study.grid import epoch_of, run_of
 from aiscale.train.model import build, draw, loss_of
 from aiscale.train.optimizer import make_optimizer
 from aiscale.train.options import options

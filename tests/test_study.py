@@ -9,8 +9,8 @@ import pytest
 
 from aiscale import cli, published
 from aiscale.config import ConfigError, Run
-from aiscale.study import engine, load, read_study, run_study, side_by_side, summary
-from aiscale.study.grid import args_of, options_of, run_of, study_of, words_of
+from aiscale.measure.study import engine, load, read_study, run_study, side_by_side, summary
+from aiscale.measure.study.grid import args_of, options_of, run_of, study_of, words_of
 from ranks import aiscale, wait_until
 
 TINY = {"size": "1x32", "batch": 2, "data_kib": 1, "strategy": "serial", "length": 16}
