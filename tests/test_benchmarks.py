@@ -104,6 +104,12 @@ def test_the_compiler_sees_the_whole_model_as_one_graph_and_it_computes_the_same
         torch.testing.assert_close(parameter.grad, expected)
 
 
+def test_a_benchmark_of_radius_ends_at_the_first_ctrl_c():
+    from aiscale.train.ranks import note_signal  # after `ways`, which has imported it
+
+    assert signal.getsignal(signal.SIGINT) is not note_signal
+
+
 def test_simulated_ranks_compute_what_one_rank_with_the_whole_batch_does():
     """Dense, Radius between a choice and the next, and top-k that chooses all; and each sends less where it may."""
     world = connect("cpu")
