@@ -83,7 +83,8 @@ def test_figures_are_means_over_the_ranks_and_the_largest_peak():
     lost = {"status": "failed", "error": "connection closed"}
     full = {"status": "out of memory", "error": "cannot allocate"}
     assert engine._together([lost, full, one], cell, 1) == full
-    assert engine._together([one], cell, 128 + 9)["status"] == "out of memory", "killed by Linux"
+    assert engine._together([lost], cell, 128 + 9)["status"] == "out of memory", "killed by Linux"
+    assert engine._together([lost], cell, 1) == lost
 
 
 def test_the_second_epoch_is_timed_and_the_peak_is_that_of_the_third_step(monkeypatch):

@@ -41,12 +41,14 @@ INTERRUPTED = (130, 128 + 15)  #: statuses of ranks after Ctrl-C and SIGTERM
 #: the trainers, and what stands for one where nothing is trained
 TRAIN, INFERENCE = Path(train.__file__).parent, Path(__file__).with_name("inference.py")
 IN_MEMORY = Path("/dev/shm")  #: a file system of Linux
+#: what ranks import, and what does not ask which rank it is in
 PRELOAD = (
     "torch._dynamo",
     "aiscale.measure.study.grid",
-)  #: what ranks import, and what does not ask which rank it is in
-PRELOAD += tuple(
-    f"aiscale.train.{name}" for name in ("data", "model", "optimizer", "sharded_checkpoint")
+    "aiscale.train.data",
+    "aiscale.train.model",
+    "aiscale.train.optimizer",
+    "aiscale.train.sharded_checkpoint",
 )
 _ENDS = {
     128 + 14: "timed out",
@@ -168,9 +170,8 @@ def _deepspeed_json(cell: Cell, folder: Path) -> Path:
     model, settings = run_of(cell).model, json.loads((TRAIN / "ds_config.json").read_text())
     if isinstance(model, ModelConfig):
         largest = max(sum(cost.layer_parameters(model).values()), model.vocab_size * model.d_model)
-        bucket = min(
-            500_000_000, 2 * math.ceil(largest / 2)
-        )  # 16-bit messages are aligned to 4 bytes
+        # An even number: 16-bit messages are aligned to 4 bytes.
+        bucket = min(500_000_000, 2 * math.ceil(largest / 2))
         settings["zero_optimization"] |= {
             "reduce_bucket_size": bucket,
             "allgather_bucket_size": bucket,
@@ -188,7 +189,8 @@ def _deepspeed_json(cell: Cell, folder: Path) -> Path:
 def _together(found: list[dict], cell: Cell, status: int) -> dict:
     """Of what the ranks wrote: means over ranks, the largest peak; or why they failed."""
     failed = [rank for rank in found if "status" in rank]
-    if failed:  # one that lacks memory explains the others' broken connections
+    # One that was killed, or lacks memory, explains the others' broken connections.
+    if failed and status not in _ENDS:
         return max(failed, key=lambda rank: rank["status"] == "out of memory")
     if status or len(found) < cell["ranks"]:
         error = f"a rank ended with status {status}"
