@@ -20,13 +20,15 @@ import torch
 from common import machine_facts
 from torch import nn
 
+from aiscale.train.record import read_metrics
+from aiscale.train.trained import open_folder
+
 WORKSHOP = Path(__file__).parents[1] / "workshop"
 sys.path.insert(0, str(WORKSHOP))  # before this script, which has the name of its package
 from from_scratch.corpus import corpus  # noqa: E402
 from from_scratch.tokenizer import Tokenizer, split  # noqa: E402
 
 ROUNDS, STEPS = 3, 3
-FIRST = 0x4E00  # of some thousand characters without cases or spaces
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
@@ -95,18 +97,20 @@ def trained(path, start=""):
 
 
 def trained_by_package(folder):
-    """The same job by `aiscale train`, its recipe gpt-c, on all cores. Each word is written as one character."""
+    """The same job by the trainer serial, its model gpt-c, on all cores. Each word is written as one byte."""
     words = Tokenizer(split(corpus()))
-    (folder / "corpus.txt").write_text("".join(chr(FIRST + number) for number in words.encode(corpus())))
-    settings = ["data.corpus=corpus.txt", "loop.epochs=0", "loop.steps=640"]
-    options = ["--runs-dir=.", "--resume-if-any", *(f"--set={setting}" for setting in settings)]
-    output_of("aiscale", "train", "--recipe=gpt-c", *options, cwd=folder)
-    lines = map(json.loads, (folder / "gpt-c/metrics.jsonl").read_text().splitlines())
-    steps = [line for line in lines if line["kind"] == "train"]
-    prompt = chr(FIRST + words.encode("the")[0])
-    text = output_of("aiscale", "generate", "gpt-c", f"--prompt={prompt}", "--tokens=40", cwd=folder).strip()
-    losses, seconds = [round(step["loss"], 6) for step in steps], round(sum(step["step_s"] for step in steps))
-    return {"losses": losses, "train_s": seconds, "texts": [words.decode([ord(c) - FIRST for c in text])]}
+    (folder / "corpus.bytes").write_bytes(bytes(words.encode(corpus())))
+    shape = "--model=gpt-c --length=256 --batch=16 --micro-batch=16 --lr=3e-4 --steps=640 --save-every=100"
+    output_of("aiscale", "train", "serial", "--text=corpus.bytes", "--save=gpt-c", *shape.split(), cwd=folder)
+    steps = read_metrics(folder / "gpt-c")
+    model, _ = open_folder(folder / "gpt-c")
+    prompt = torch.tensor([words.encode("the")[:1]])
+    torch.manual_seed(0)
+    how = {"do_sample": True, "top_k": 40, "pad_token_id": 0}
+    text = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=40, **how)[0]
+    known = [number for number in text.tolist() if number < 172]  # the words; the model has 256 rows
+    losses, seconds = [round(step["loss"], 6) for step in steps], round(sum(step["seconds"] for step in steps))
+    return {"losses": losses, "train_s": seconds, "texts": [words.decode(known)]}
 
 
 def output_of(module, *words, cwd):

@@ -2,88 +2,79 @@
 
     python benchmarks/gpu.py [--size 355M] [--batch 16] [--quick] [--json]
 
-It runs the engine that `fit` uses, with bf16 autocast over fp32 weights, fused AdamW, torch's flash attention and
-torch.compile, which takes a minute or two. GPT-2's vocabulary of 50257 is padded to 50304, a multiple of 128: matrix
-units work in tiles, and a partial tile costs more than 47 unused rows. MFU is `cost.flops_per_token` over the data
-sheet's peak.
+It runs the trainer serial as a study does (aiscale.measure.study.cell), with bf16 autocast over fp32 weights, torch's
+flash attention and torch.compile, which takes a minute or two. The 355M model is that of Radius, whose vocabulary of
+50257 is padded to 50304, a multiple of 128: matrix units work in tiles, and a partial tile costs more than 47 unused
+rows. The others have 50257. MFU is `cost.flops_per_token` over the data sheet's peak.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
+import tempfile
+from pathlib import Path
 
 import torch
 from common import arguments, check, finish, machine_facts, table
 
 from aiscale import cost
-from aiscale.config import Run
-from aiscale.distributed import World, connect
-from aiscale.meter import Meter, peak_memory_bytes
-from aiscale.model.build import count_parameters
-from aiscale.parallel import build
-from aiscale.recipes import recipe
-from aiscale.verify.bytes import random_batch
+from aiscale.distributed import connect
+from aiscale.measure.study.engine import attempt
+from aiscale.measure.study.grid import AXES, Cell, run_of, study_of
+from aiscale.meter import peak_flops
 
-SIZES = {"124M": "gpt2", "355M": "gpt2-medium", "774M": "gpt2-large", "1558M": "gpt2-xl"}
-PADDED_VOCAB = 50304
-STEPS, WARMUP = 20, 5
+SIZES = {"124M": "gpt2", "355M": "radius-355m", "774M": "gpt2-large", "1558M": "gpt2-xl"}
+STEPS = 20  #: of an epoch, of which there are two; the second is timed
 TARGET_MFU = 0.45  #: for the 355M model on the cards in JUDGED
 JUDGED = ("H100", "H200")
-BATCH = {"124M": 64, "355M": 32, "774M": 16, "1558M": 8, "quick": 16}  #: beyond, speed hardly rises
+BATCH = {"124M": 64, "355M": 32, "774M": 16, "1558M": 8, "quick": 4}  #: beyond, speed hardly rises
 
 
 def measure(sizes: list[str], batch: int | None = None, steps: int = STEPS) -> dict:
     """One row per size, and the check on 355M if the card is in JUDGED."""
-    world, rows = connect("cuda"), []
-    for size in sizes:
-        run = training_run(size, batch or BATCH[size])
-        rows.append({"size": size, **measure_training(run, world, steps)})
-    world.close()
+    rows = [{"size": size, **measure_training(cell_of(size, batch, steps))} for size in sizes]
     judged = [row for row in rows if row["size"] == "355M" and any(name in row["device"] for name in JUDGED)]
     checks = [check("MFU of 355M", row["mfu"], TARGET_MFU, at_most=False) for row in judged]
     return {"rows": rows, "checks": checks, "machine": machine_facts()}
 
 
-def training_run(size: str, batch: int, *, compile: bool = True, device: str = "cuda") -> Run:
-    """The run of that size, in bf16 on one rank; "quick" is a tiny model."""
-    settings = ["parallel.strategy=serial", "loop.precision=bf16", f"loop.device={device}", f"loop.compile={compile}"]
-    settings += [f"loop.global_batch={batch}", "loop.micro_batch=0"]
-    if size != "quick":
-        settings.append(f"model.vocab_size={PADDED_VOCAB}")
-    return recipe(SIZES.get(size, "laptop")).override(*settings)
+def cell_of(size: str, batch: int | None = None, steps: int = STEPS, *, compile: bool = True) -> Cell:
+    """The training of that size, in bf16 on one rank; "quick" is a tiny model."""
+    batch, length = batch or BATCH[size], 64 if size == "quick" else 1024
+    shape = {"size": SIZES.get(size, "laptop"), "batch": batch, "length": length, "compile": compile}
+    data_kib = -(-steps * batch * length // 1024)
+    return AXES | shape | {"strategy": "serial", "precision": "bf16", "data_kib": data_kib}
 
 
-def measure_training(run: Run, world: World, steps: int = STEPS, warmup: int = WARMUP) -> dict:
-    """Train `run` on random tokens and measure `steps` steps, after `warmup` steps that include compilation."""
-    loop, start = run.loop, time.perf_counter()
-    engine = build(run, world)
-    meter = Meter(world, flops_per_token=cost.flops_per_token(run.model, loop.seq_len), precision=loop.precision)
-    batch, records = random_batch(run, 1), []
-    for step in range(warmup + steps):
-        if step == warmup:
-            ready_s = time.perf_counter() - start
-        with meter.step():
-            result = engine.step(batch, run.optimizer.lr)
-        if step >= warmup:
-            records.append(meter.record(result.tokens))
-    engine.close()
-    step_s = statistics.median(record["step_s"] for record in records)
-    rate = result.tokens / step_s
+def measure_training(cell: Cell) -> dict:
+    """Train it on a GPU, or where there is none on the CPU."""
+    with tempfile.TemporaryDirectory() as scratch:
+        found = attempt(study_of({"name": "gpu", "base": cell, "cell_minutes": 10}), cell, Path(scratch))
+    if "tokens_per_s" not in found:
+        raise SystemExit(f"{cell['size']}: {found['status']}: {found['error']}")
+    run = run_of(cell)
+    peak, source = peak_of(run.loop.precision)
+    rate = found["tokens_per_s"]
     return {
-        "parameters": count_parameters(run.model),
-        "batch": loop.global_batch,
-        "seq_len": loop.seq_len,
-        "step_s": step_s,
+        "parameters": cost.parameter_count(run.model),
+        "batch": cell["batch"],
+        "seq_len": cell["length"],
+        "step_s": found["step_s"],
         "tokens_per_s": rate,
-        "mfu": rate * meter.flops_per_token / meter.peak_flops,
-        "peak_flops": meter.peak_flops,
-        "peak_source": meter.peak_source,
-        "peak_memory_bytes": peak_memory_bytes(world.device),
-        "ready_s": ready_s,
-        "loss": result.loss,
-        "device": torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu",
+        "mfu": rate * cost.flops_per_token(run.model, cell["length"]) / peak,
+        "peak_flops": peak,
+        "peak_source": source,
+        "peak_memory_bytes": found["peak_bytes"],
+        "ready_s": found["ready_s"],
+        "device": found["device"],
     }
+
+
+def peak_of(precision: str) -> tuple[float, str]:
+    """FLOP/s of this machine's GPU by its data sheet, or of its CPU as measured; and which of them."""
+    world = connect("cuda" if torch.cuda.is_available() else "cpu")
+    peak = peak_flops(world, precision)
+    world.close()
+    return peak
 
 
 def show(result: dict) -> None:

@@ -6,7 +6,7 @@
 #   NANOGPT=~/nanoGPT benchmarks/gpu_day.sh     # GPT-2 beside nanoGPT's model.py, which is not here
 #   QUICK=1 OUT=try benchmarks/gpu_day.sh       # tiny sizes on the CPU, to see that everything runs
 #
-# gpt2_SIZE is tokens/s and MFU of our engine, reference_SIZE those of a plain loop over nanoGPT's
+# gpt2_SIZE is tokens/s and MFU of the trainer serial, reference_SIZE those of a plain loop over nanoGPT's
 # model or, without NANOGPT, over ours; its JSON says which.
 # It needs one GPU (H100 or H200), Python 3.12 (PYTHON names another), torch 2.11 and no network, in a checkout as it is.
 # A package that the machine lacks comes from wheels/, if that is there. Where there is a network, fill it with

@@ -25,26 +25,23 @@ import numpy as np
 import torch
 from common import machine_facts, paired
 from torch.autograd import DeviceType
+from ways import Bucket, SimulatedRanks, make
 
-from aiscale import cost
 from aiscale.config import write_whole
-from aiscale.cost.compression import is_exempt
 from aiscale.data import Batches
 from aiscale.data.corpus import find_text
 from aiscale.distributed import connect
-from aiscale.meter import Meter, allocated_bytes, held_bytes
-from aiscale.model.build import build_model
-from aiscale.parallel import build
-from aiscale.parallel.radius import mask
-from aiscale.parallel.radius.reference import SimulatedRanks
-from aiscale.recipes import recipe
-from aiscale.study import run_study, summary
-from aiscale.study.grid import STUDIES, study_of
-from aiscale.verify.bytes import random_batch
+from aiscale.measure.study import run_study, summary
+from aiscale.measure.study.grid import STUDIES, study_of
+from aiscale.meter import allocated_bytes, held_bytes
+from aiscale.train.model import build, draw, loss_of
+from aiscale.train.optimizer import make_optimizer
+from aiscale.train.options import options
+from aiscale.train.presets import shape_of
 
 ROOT, QUICK, RANKS = Path(__file__).resolve().parents[1], "--quick" in sys.argv, 4
 DEVICE, SIZE, BATCH = ("cpu", "quick", 4) if QUICK else ("cuda", "124M", 32)
-STEPS = (2, 1) if QUICK else (gpu.STEPS, gpu.WARMUP)  #: (timed, before them)
+STEPS = (2, 1) if QUICK else (gpu.STEPS, 5)  #: (timed, before them)
 NEEDED = {"deepspeed": "zero", "megatron": "tp2"}  #: package -> the tests that need it have this in their names
 NO_WORK = ("Optimizer.", "Context Sync", "Stream Sync", "Event Sync", "Stream Wait")  #: drawn on the GPU's line, too
 
@@ -84,61 +81,94 @@ def tests():
 
 
 def ours(size):
-    """Tokens/s and MFU of the engine that `fit` uses."""
-    run = speed_run(size)
-    return gpu.measure_training(run, connect(DEVICE), *STEPS)
+    """Tokens/s and MFU of the trainer serial."""
+    return gpu.measure_training(speed_cell(size))
 
 
-def speed_run(size):
+def speed_cell(size):
     if QUICK:
-        return gpu.training_run("quick", BATCH, compile=False, device=DEVICE)
-    return gpu.training_run(size, gpu.BATCH[size], device=DEVICE)
+        return gpu.cell_of("quick", BATCH, STEPS[0], compile=False)
+    return gpu.cell_of(size)
+
+
+class Plain:
+    """A model and a plain loop over random tokens: bf16 autocast, AdamW, clipping."""
+
+    def __init__(self, model, batch, length, vocabulary, compile=False):
+        self.model = model
+        fused = {"fused": True} if DEVICE == "cuda" else {}
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, **fused)
+        self.called = torch.compile(model) if compile else model
+        rows = torch.randint(0, vocabulary, (batch, length + 1), device=DEVICE)
+        self.tokens, self.targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+    def forward(self):
+        with torch.autocast(DEVICE, torch.bfloat16):
+            out = self.called(self.tokens, self.targets)
+            return out[1] if isinstance(out, tuple) else out  # nanoGPT's gives (logits, loss)
+
+    def update(self):
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def step(self):
+        loss = self.forward()
+        loss.backward()
+        self.update()
+        return loss
+
+
+class WithLoss(torch.nn.Module):
+    """The trainers' GPT, and the loss of its logits."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.inner = model
+
+    def forward(self, tokens, targets):
+        return loss_of(self.inner(tokens), targets)
+
+
+def our_gpt(cell, recompute=False):
+    words = [f"--model={cell['size']}", *(["--recompute"] if recompute else [])]
+    args = options().parse_args(words)
+    return WithLoss(draw(build(args), args, torch.device(DEVICE)))
 
 
 def reference(size):
-    """Tokens/s and MFU of a plain loop: bf16 autocast, torch.compile, fused AdamW, clipping, and no
-    engine. The model is nanoGPT's where NANOGPT names its folder, else our GPT."""
-    run = speed_run(size)
-    tokens, targets = random_batch(run, 1)[0]
-    model, about = plain_model(run)
-    model = model.to(DEVICE)
-    fused = {"fused": True} if DEVICE == "cuda" else {}
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, **fused)
-    compiled = torch.compile(model) if run.loop.compile else model
-    tokens, targets = tokens.to(DEVICE), targets.to(DEVICE)
-    flops = cost.flops_per_token(run.model, run.loop.seq_len)
-    meter = Meter(connect(DEVICE), flops_per_token=flops, precision="bf16")
-    steps, warmup = STEPS
-    rows = []
-    for step in range(warmup + steps):
-        with meter.step():
-            with torch.autocast(DEVICE, torch.bfloat16):
-                out = compiled(tokens, targets)
-            loss = out[1] if isinstance(out, tuple) else out  # nanoGPT's gives (logits, loss)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-        if step >= warmup:
-            rows.append(meter.record(tokens.numel()))
-    step_s = statistics.median(row["step_s"] for row in rows)
-    rate = tokens.numel() / step_s
-    speed = {"step_s": step_s, "tokens_per_s": rate, "mfu": rate * flops / meter.peak_flops}
-    facts = {"batch": run.loop.global_batch, "seq_len": run.loop.seq_len, "loss": loss.item()}
-    return {"reference": about, **speed, **facts, "peak_flops": meter.peak_flops}
+    """Tokens/s and MFU of a plain loop with torch.compile and fused AdamW. The model is nanoGPT's where NANOGPT names
+    its folder, else the trainers' GPT."""
+    cell = speed_cell(size)
+    shape, length = shape_of(cell["size"]), cell["length"]
+    model, about = plain_model(cell, shape)
+    plain = Plain(model.to(DEVICE), cell["batch"], length, shape.vocabulary, cell["compile"])
+    timed, warm_up = STEPS
+    took = []
+    for _ in range(warm_up + timed):
+        began = time.perf_counter()
+        loss = plain.step()
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+        took.append(time.perf_counter() - began)
+    step_s, (peak, _) = statistics.median(took[warm_up:]), gpu.peak_of("bf16")
+    rate = cell["batch"] * length / step_s
+    speed = {"step_s": step_s, "tokens_per_s": rate, "mfu": rate * shape.flops_per_token(length) / peak}
+    facts = {"batch": cell["batch"], "seq_len": length, "loss": loss.item()}
+    return {"reference": about, **speed, **facts, "peak_flops": peak}
 
 
-def plain_model(run):
+def plain_model(cell, shape):
     """(model, what it is)."""
     folder = os.environ.get("NANOGPT")
     if not folder:
-        return build_model(run.model), "aiscale's GPT in a plain loop"
+        return our_gpt(cell), "aiscale's GPT in a plain loop"
     sys.path.insert(0, str(Path(folder).expanduser()))
     from model import GPT, GPTConfig
 
-    shape = {"n_layer": run.model.n_layer, "n_head": run.model.n_head, "n_embd": run.model.d_model}
-    shape |= {"vocab_size": run.model.vocab_size, "block_size": run.loop.seq_len, "dropout": 0.0}
-    return GPT(GPTConfig(**shape)), "nanoGPT's model.py in a plain loop"
+    sizes = {"n_layer": shape.layers, "n_head": shape.heads, "n_embd": shape.width}
+    sizes |= {"vocab_size": shape.vocabulary, "block_size": cell["length"], "dropout": 0.0}
+    return GPT(GPTConfig(**sizes)), "nanoGPT's model.py in a plain loop"
 
 
 def study():
@@ -180,56 +210,71 @@ def from_scratch(*words):
 
 def radius():
     """Radius's own work on the gradient of GPT-2 355M, and simulated ranks that train in both precisions."""
-    with torch.device("meta"):
-        model = build_model(recipe("laptop" if QUICK else "gpt2-medium").model)
-    sizes = [p.numel() for name, p in model.named_parameters() if not is_exempt(name)]
-    rows = [radius_work(sizes, dtype, density) for dtype in ("float32", "bfloat16") for density in (0.4, 0.1)]
-    runs = [simulated(method, *how) for method in ("none", "radius") for how in (("fp32", "same"), ("bf16", "bf16"))]
-    return {"entries": sum(sizes), "work": rows, "ranks": RANKS, "training": runs}
+    world = connect(DEVICE)
+    args = options().parse_args([f"--model={'laptop' if QUICK else 'gpt2-medium'}"])
+    model = draw(build(args), args, world.device)
+    optimizer = make_optimizer(model, args)
+    rows = [radius_work(model, optimizer, density) for density in (0.4, 0.1)]
+    entries = sum(p.numel() for p in model.parameters())
+    del model, optimizer
+    gc.collect()
+    ways = [("fp32", False), ("bf16", True)]
+    runs = [simulated(method, *way) for method in ("dense", "radius") for way in ways]
+    world.close()
+    return {"entries": entries, "work": rows, "ranks": RANKS, "training": runs}
 
 
-def radius_work(sizes, dtype, density):
-    scored = {i: torch.rand(n, device=DEVICE).to(getattr(torch, dtype)) for i, n in enumerate(sizes)}
-    chosen = torch.cat(list(mask.choose(scored, density=density, reach=0).values()))
-    k, gradient, residual = int(chosen.sum()), *(torch.cat(list(scored.values())) for _ in range(2))
-    at = mask.positions(chosen, k)
-    packed = mask.pack(gradient, at, residual)
-    calls = {
-        "choose": lambda: mask.choose(scored, density=density, reach=0),
-        "positions": lambda: mask.positions(chosen, k),
-        "pack": lambda: mask.pack(gradient, at, residual),
-        "unpack": lambda: mask.unpack(gradient, at, packed),
-        "add, to compare": lambda: residual.add_(gradient),
-    }
-    ns = {name: s / len(chosen) * 1e9 for name, s in seconds(calls).items()}
-    return {"dtype": dtype, "density": density, "ns_per_entry": ns}
+def radius_work(model, optimizer, density):
+    """Nanoseconds for each entry: the hook of a sparse step without sending (there is one rank), and a new choice."""
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    optimizer.step()
+    way, bucket = make("radius", model, density=density, interval=10**9), Bucket(model.parameters())
+    way.after_step(optimizer)
+
+    def choose():
+        way.step = 0
+        way.after_step(optimizer)
+
+    calls = {"sparse hook": lambda: way.hook(None, bucket).wait(), "choose": choose}
+    calls["add, to compare"] = lambda: bucket.flat.add_(bucket.flat)
+    ns = {name: s / len(bucket.flat) * 1e9 for name, s in seconds(calls).items()}
+    return {"density": density, "ns_per_entry": ns}
 
 
-def simulated(method, precision, wire):
+def simulated(method, precision, bf16):
     """Trains the 10.7M model on bytes of Python's own sources; the last tenth is held out."""
-    steps, nbytes, own = (4, 60_000, {"n_layer": 1, "n_head": 2, "d_model": 32}) if QUICK else (400, 8_000_000, {})
-    settings = {f"model.{key}": value for key, value in {"vocab_size": 256, **own}.items()}
-    settings |= {"parallel.strategy": "ddp", "loop.precision": precision}
-    settings |= {"compression.method": method, "compression.wire": wire}
-    settings |= {"compression.interval": 2 if QUICK else 50} if method == "radius" else {}
-    run = recipe("gpt-c").override(*(f"{key}={value}" for key, value in settings.items()))
+    steps, nbytes, name = (4, 60_000, "1x32") if QUICK else (400, 8_000_000, "gpt-c")
+    length = min(256, shape_of(name).context)
     text = "".join(find_text("stdlib").pieces())[:nbytes].encode("ascii", "replace")
     parts = np.split(np.frombuffer(text, np.uint8), [nbytes * 9 // 10])
-    read, held_out = (Batches(part, seq_len=256, global_batch=16, seed=0) for part in parts)
-    engine, losses, start = SimulatedRanks(run, RANKS, DEVICE), [], time.perf_counter()
+    read, held_out = (Batches(part, seq_len=length, global_batch=16, seed=0) for part in parts)
+    args = options().parse_args([f"--model={name}", "--lr=3e-4"])
+    model = draw(build(args), args, torch.device(DEVICE))
+    about = {"interval": 2 if QUICK else 50, "bf16": bf16}
+    ways = [make(method, model, **about) for _ in range(RANKS)]
+    ranks = SimulatedRanks(model, make_optimizer(model, args), ways, precision)
+
+    def rows(source, step, rank=0, n=1):
+        ((tokens, targets),) = source.share(step, rank, n)
+        return torch.cat([tokens, targets[:, -1:]], 1).to(DEVICE)
+
+    losses, start = [], time.perf_counter()
     for step in range(steps):
-        losses.append(engine.step([read.share(step, rank, RANKS) for rank in range(RANKS)], run.optimizer.lr).loss)
+        losses.append(ranks.step([rows(read, step, rank, RANKS) for rank in range(RANKS)]))
     step_s = (time.perf_counter() - start) / steps
-    val_loss, _ = engine.evaluate(held_out.batch(i) for i in range(1 if QUICK else 20))
+    val_loss = ranks.evaluate(rows(held_out, i) for i in range(1 if QUICK else 20))
+    settings = {"method": method, "model": name, "precision": precision, **about}
     return {"settings": settings, "losses": losses[:: max(1, steps // 20)], "val_loss": val_loss, "step_s": step_s}
 
 
-def gpt2(*settings, compile=False):
-    """Engine, micro-batches and a step's seconds of GPT-2 124M in bf16; --quick: of the tiny model."""
-    gc.collect()  # the last engine's memory
-    run = gpu.training_run(SIZE, BATCH, compile=compile, device=DEVICE).override(*settings)
-    engine, batch = build(run, connect(DEVICE)), random_batch(run, 1)
-    return engine, batch, paired({"": lambda: engine.step(batch, 1e-4)}, 5).median_s("")
+def gpt2(recompute=False, compile=False):
+    """A plain loop, and a step's seconds, of GPT-2 124M in bf16; --quick: of the tiny model."""
+    gc.collect()  # the last one's memory
+    cell = gpu.cell_of(SIZE, BATCH)
+    vocabulary = shape_of(cell["size"]).vocabulary
+    plain = Plain(our_gpt(cell, recompute), BATCH, cell["length"], vocabulary, compile)
+    return plain, paired({"": plain.step}, 5).median_s("")
 
 
 def trace():
@@ -238,10 +283,10 @@ def trace():
 
 
 def traced(compile):
-    engine, batch, step_s = gpt2(compile=compile)
+    plain, step_s = gpt2(compile=compile)
     with torch.profiler.profile() as profiler:
         for _ in range(3):
-            engine.step(batch, 1e-4)
+            plain.step()
     kind = DeviceType.CPU if QUICK else DeviceType.CUDA
     events = [e for e in profiler.events() if e.device_type == kind and not e.is_user_annotation]
     events = sorted((e for e in events if not e.name.startswith(NO_WORK)), key=lambda e: e.time_range.start)
@@ -258,16 +303,16 @@ def traced(compile):
 
 def memory():
     """Peak bytes of each phase of a step, without and with activation checkpointing."""
-    return {"batch": BATCH, "rows": [phases(checkpointing) for checkpointing in (False, True)]}
+    return {"batch": BATCH, "rows": [phases(recompute) for recompute in (False, True)]}
 
 
-def phases(checkpointing):
-    engine, batch, step_s = gpt2(f"model.activation_checkpointing={checkpointing}")
-    engine._clear_gradients()
-    held = sum(held_bytes(engine.tensors()).values())
-    row, loss = {"activation_checkpointing": checkpointing, "step_s": step_s, "held_bytes": held}, []
-    works = {"forward": lambda: loss.append(engine._forward(batch[0])), "backward": lambda: engine._backward(loss[0])}
-    for phase, work in (works | {"optimizer": lambda: engine.update(1e-4)}).items():
+def phases(recompute):
+    plain, step_s = gpt2(recompute)
+    states = [each for state in plain.optimizer.state.values() for each in state.values()]
+    held = sum(held_bytes({"": [*plain.model.parameters(), *states]}).values())
+    row, loss = {"recompute": recompute, "step_s": step_s, "held_bytes": held}, []
+    works = {"forward": lambda: loss.append(plain.forward()), "backward": lambda: loss[0].backward()}
+    for phase, work in (works | {"optimizer": plain.update}).items():
         if QUICK:  # what torch's profiler sees allocated, beyond the engine's own tensors
             changes = allocated_bytes(work)[1]
             peak, held = held + max(0, *changes), held + changes[-1]

@@ -21,7 +21,7 @@ from common import machine_facts
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from aiscale.data.corpus import find_text
-from aiscale.study.compare import compare
+from aiscale.measure.compare import compare
 
 QUICK = "--quick" in sys.argv
 TUNED, STEPS, INTERVAL = (20, 40, 10) if QUICK else (1000, 2000, 200)

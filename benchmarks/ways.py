@@ -1,5 +1,6 @@
-"""Ways to send gradients, as hooks for DDP, and ranks that one process simulates: for radius.py, radius_sweep.py and
-gpu_parts.py.
+"""Ways to send gradients, as hooks for DDP, and ranks that one process simulates.
+
+radius.py, radius_sweep.py and gpu_parts.py use them.
 
     way = make("radius", model, density=0.4, interval=200)
     ddp.register_comm_hook(None, way.hook)               # real ranks
@@ -11,7 +12,9 @@ gpu_parts.py.
 Radius is the trainer's own. A way that is a model's for all ranks has the same state as theirs.
 """
 
-# No `from __future__ import annotations`: DDP checks its hook's annotations, which must be types, not strings.
+# No `from __future__ import annotations`: DDP checks its hook's annotations, which must be types.
+
+import signal
 
 import torch
 import torch.distributed as dist
@@ -19,7 +22,14 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from aiscale.train.model import loss_of
-from aiscale.train.radius import Radius
+
+# A trainer takes note of signals and saves; nothing here saves, and one Ctrl-C is to end it.
+NOTED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+before = {number: signal.getsignal(number) for number in NOTED}
+from aiscale.train.radius import Radius  # noqa: E402
+
+for number, handler in before.items():
+    signal.signal(number, handler)
 
 
 class Way:
@@ -42,7 +52,10 @@ class Way:
 
 
 class TopK(Way):
-    """Each rank sends the largest entries, of each matrix, that it has not sent so far. Vectors are sent whole."""
+    """Each rank sends the largest entries of each matrix that it has not sent so far.
+
+    Vectors are sent whole.
+    """
 
     def __init__(self, model, density, dense_until):
         self.density, self.dense_until, self.step = density, dense_until, 0
@@ -99,8 +112,10 @@ class PowerSGD(Way):
 
 
 class OurRadius(Radius, Way):
-    """The trainer's. Its messages may be in bf16, and its residual may come back as a mean over the steps in which it
-    gathered."""
+    """The trainer's. Its messages may be in bf16.
+
+    Its residual may come back as a mean over the steps in which it gathered.
+    """
 
     def __init__(self, model, density, interval, dense_until, residual):
         super().__init__(model, density, interval, dense_until)
@@ -175,7 +190,7 @@ class Bucket:
 
 
 class SimulatedRanks:
-    """One model and one optimizer for all ranks, whose gradients each rank sends in its way, in turn."""
+    """One model and one optimizer for all ranks, which send their gradients in turn."""
 
     def __init__(self, model, optimizer, ways, precision=None, clip=1.0):
         self.model, self.optimizer, self.ways, self.clip = model, optimizer, ways, clip

@@ -254,7 +254,8 @@ def script(name: str):
     """The module benchmarks/NAME.py, as benchmarks.NAME: a module of another folder may have its name."""
     if (root := str(Path(__file__).parents[1])) not in sys.path:
         sys.path.append(root)
-    sys.modules["common"] = importlib.import_module("benchmarks.common")  # under the name that the scripts import
+    for shared in ("common", "ways"):  # under the names that the scripts import
+        sys.modules[shared] = importlib.import_module(f"benchmarks.{shared}")
     return importlib.import_module(f"benchmarks.{name}")
 
 

@@ -14,11 +14,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from aiscale import cost, published
 from aiscale.distributed import connect
-from aiscale.model import GPT, kernels
+from aiscale.measure.study.grid import epoch_of, run_of
+from aiscale.model import GPT
+from aiscale.train.model import build, draw, loss_of
+from aiscale.train.optimizer import make_optimizer
+from aiscale.train.options import options
 from ranks import processes_with, script, wait_until
 
 common, model, gpu, radius, radius_sweep = map(script, ("common", "model", "gpu", "radius", "radius_sweep"))
-largest, choices = script("largest"), script("choices")
+largest, choices, ways = map(script, ("largest", "choices", "ways"))
 TINY = model.Size(n_layer=2, d_model=64, vocab_size=172, batch=2, seq_len=64)
 
 
@@ -77,32 +81,72 @@ def test_the_floor_does_the_products_of_a_training_step():
 # GPU -----------------------------------------------------------------------------------------------------------------
 
 
-def test_the_figures_of_the_gpu_benchmark_come_from_the_steps_it_measured():
-    run = gpu.training_run("quick", 4, compile=False, device="cpu")
-    row = gpu.measure_training(run, connect("cpu"), steps=3, warmup=1)
-    assert row["tokens_per_s"] == 4 * run.loop.seq_len / row["step_s"]
-    flops = row["tokens_per_s"] * cost.flops_per_token(run.model, run.loop.seq_len)
-    assert row["mfu"] == pytest.approx(flops / row["peak_flops"])
+def test_the_figures_of_the_gpu_benchmark_come_from_the_steps_it_measured(monkeypatch):
+    cell = gpu.cell_of("quick", 4, steps=4, compile=False)
+    assert (epoch_of(cell), cell["batch"], cell["precision"]) == (4, 4, "bf16")
+    found = {"tokens_per_s": 1000.0, "step_s": 0.256, "peak_bytes": 7, "ready_s": 2.0, "device": "a card"}
+    monkeypatch.setattr(gpu, "attempt", lambda study, cell, scratch: found)
+    monkeypatch.setattr(gpu, "peak_of", lambda precision: (1e12, "a data sheet"))
+    row = gpu.measure_training(cell)
+    flops = cost.flops_per_token(run_of(cell).model, cell["length"])
+    assert row["mfu"] == pytest.approx(1000 * flops / 1e12)
+    assert (row["peak_memory_bytes"], row["step_s"]) == (7, 0.256)
 
 
-def test_the_compiler_sees_the_whole_model_as_one_graph_and_it_computes_the_same(monkeypatch):
-    monkeypatch.setattr(kernels, "MIN_WEIGHTS", 2**60)  # as on a GPU, which uses torch's own products
-    torch.manual_seed(0)
-    ours, x = GPT(gpu.training_run("quick", 4).model), torch.randint(0, 256, (2, 32))
-    ours(x, x).backward()
+def test_the_compiler_sees_the_whole_model_as_one_graph_and_it_computes_the_same():
+    args = options().parse_args(["--model", "2x32"])
+    ours, x = draw(build(args), args, torch.device("cpu")), torch.randint(0, 256, (2, 32))
+    loss_of(ours(x), x).backward()
     plain = [p.grad.clone() for p in ours.parameters()]
     ours.zero_grad()
-    torch.compile(ours, fullgraph=True, backend="aot_eager")(x, x).backward()
+    loss_of(torch.compile(ours, fullgraph=True, backend="aot_eager")(x), x).backward()
     for parameter, expected in zip(ours.parameters(), plain, strict=True):
         torch.testing.assert_close(parameter.grad, expected)
 
 
+def test_a_benchmark_of_radius_ends_at_the_first_ctrl_c():
+    from aiscale.train.ranks import note_signal  # after `ways`, which has imported it
+
+    assert signal.getsignal(signal.SIGINT) is not note_signal
+
+
+def test_simulated_ranks_compute_what_one_rank_with_the_whole_batch_does():
+    """Dense, Radius between a choice and the next, and top-k that chooses all; and each sends less where it may."""
+    world = connect("cpu")
+    rows = torch.randint(0, 256, (8, 17), generator=torch.Generator().manual_seed(0))
+
+    def weights(method, n, **about):
+        args = options().parse_args(["--model", "1x32", "--lr", "1e-2"])
+        model = draw(build(args), args, torch.device("cpu")).double()
+        optimizer = make_optimizer(model, args)
+        several = [ways.make(method, model, **about) for _ in range(n)]
+        simulated = ways.SimulatedRanks(model, optimizer, several)
+        for _ in range(5):
+            simulated.step(rows.split(8 // n))
+        return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    def same(one, other):
+        return torch.allclose(one, other, rtol=0, atol=1e-7)
+
+    dense = weights("dense", 1)
+    assert same(weights("dense", 4), dense)
+    assert same(weights("top-k", 4, density=1.0), dense)
+    assert same(weights("radius", 2, density=1.0), dense)
+    sums = weights("radius", 1, density=0.4, interval=3)
+    assert same(weights("radius", 4, density=0.4, interval=3), sums) and not same(sums, dense)
+    assert not same(weights("radius", 1, density=0.4, interval=3, residual="mean"), sums)
+    assert not same(weights("top-k", 4, density=0.1), dense)
+    assert not same(weights("powersgd", 1, rank=2), dense)
+    world.close()
+
+
+@pytest.mark.timeout(1500)
 @pytest.mark.extended
 def test_the_gpu_day_runs_in_small_without_a_gpu_and_resumes(tmp_path):
     parts = ["gpt2_124M", "reference_124M", "radius", "trace", "memory"]
     command = [gpu.__file__.replace("gpu.py", "gpu_day.sh"), *parts]
     env = os.environ | {"QUICK": "1", "OUT": str(tmp_path), "PYTHON": sys.executable}
-    first = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300).stdout
+    first = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1400).stdout
     found = {part: json.loads((tmp_path / f"{part}.json").read_text()) for part in parts}
     assert all(f"{part}: {tmp_path}/{part}.json, in " in first for part in parts)
     own, plain = found["gpt2_124M"], found["reference_124M"]
@@ -111,7 +155,7 @@ def test_the_gpu_day_runs_in_small_without_a_gpu_and_resumes(tmp_path):
     assert all(each["quick"] and each["machine"]["command"].endswith("--quick") for each in found.values())
     dense, dense_bf16, sparse, _ = (row["val_loss"] for row in found["radius"]["training"])
     assert dense != sparse and dense_bf16 == pytest.approx(dense, abs=0.05)
-    assert [row["density"] for row in found["radius"]["work"]] == [0.4, 0.1, 0.4, 0.1]
+    assert [row["density"] for row in found["radius"]["work"]] == [0.4, 0.1]
     assert 0 < found["trace"]["rows"][0]["busy_traced"] <= 1 and len(found["trace"]["rows"][0]["longest_a_step"]) == 8
     plain, recomputing = found["memory"]["rows"]
     assert recomputing["forward_peak_bytes"] < plain["forward_peak_bytes"] > plain["held_bytes"]
@@ -128,7 +172,7 @@ def test_the_radius_benchmark_compares_steps_on_a_slow_link_with_their_bytes():
     assert sparse["payload_bytes"] < 0.13 * dense["payload_bytes"]  # a tenth, plus the biases
     assert sparse["wire_bytes"] == round(1.5 * sparse["payload_bytes"])  # ring of 4 ranks
     assert sparse["held_bytes"] == 5 * result["parameters"]  # an fp32 residual and a byte of mask
-    assert dense["peak_bytes"] < sparse["peak_bytes"] <= dense["peak_bytes"] + 5 * result["parameters"]
+    assert dense["peak_bytes"] < sparse["peak_bytes"]
     assert result["share_here"] == pytest.approx(1 - result["compute_s"] / dense["step_s"]["median"])
 
 

@@ -6,11 +6,13 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from aiscale import cli, published
 from aiscale.config import ConfigError, Run
-from aiscale.study import engine, load, read_study, run_study, side_by_side, summary
-from aiscale.study.grid import args_of, options_of, run_of, study_of, words_of
+from aiscale.measure.study import cell as measured
+from aiscale.measure.study import engine, load, read_study, run_study, side_by_side, summary
+from aiscale.measure.study.grid import args_of, options_of, run_of, study_of, words_of
 from ranks import aiscale, wait_until
 
 TINY = {"size": "1x32", "batch": 2, "data_kib": 1, "strategy": "serial", "length": 16}
@@ -81,7 +83,27 @@ def test_figures_are_means_over_the_ranks_and_the_largest_peak():
     lost = {"status": "failed", "error": "connection closed"}
     full = {"status": "out of memory", "error": "cannot allocate"}
     assert engine._together([lost, full, one], cell, 1) == full
-    assert engine._together([one], cell, 128 + 9)["status"] == "out of memory", "killed by Linux"
+    assert engine._together([lost], cell, 128 + 9)["status"] == "out of memory", "killed by Linux"
+    assert engine._together([lost], cell, 1) == lost
+
+
+def test_the_second_epoch_is_timed_and_the_peak_is_that_of_the_third_step(monkeypatch):
+    now_s = 100.0
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(measured.time, "perf_counter", lambda: now_s)
+    monkeypatch.setattr(measured, "STARTED_S", 97.0)
+    meter = measured.Meter(epoch=2)
+    kept = torch.empty(2**20, dtype=torch.uint8)
+    torch.empty(2**26, dtype=torch.uint8)  # at once released, before the third step
+    for step, seconds in enumerate((3, 50, 50, 7, 9, 1, 2)):
+        if step == 2:
+            torch.empty(2**22, dtype=torch.uint8)
+        now_s += seconds
+        meter.after_step()
+    figures = meter.figures
+    assert (figures["ready_s"], figures["first_epoch_s"], figures["epoch_s"]) == (6, 16, 3)
+    assert (figures["steps"], figures["step_s"]) == (2, 1.5)
+    assert figures["peak_bytes"] == pytest.approx(kept.nbytes + 2**22, abs=1000)
 
 
 @pytest.fixture

@@ -1,13 +1,13 @@
 """What a study runs: a small TOML file, such as studies/laptop.toml, -> cells.
 
     study = read_study("laptop")
-    study.base, study.cells             # {"size": "4x128", "batch": 8, ...}, and the same with some of it changed
+    study.base, study.cells             # {"size": "4x128", "batch": 8, ...}, and with some changed
     args_of(study.cells[0])             # the options of its trainer
     run_of(study.cells[0])              # the same for the formulas
 
-[base] sets axes, and any other option of the trainers by its name, such as length = 64; [vary] lists values of which
-one is changed at a time, [[cross]] values of which every combination is run. A study that makes no sense is refused in
-one line before anything runs.
+[base] sets axes, and any other option of the trainers by its name, such as length = 64; [vary]
+lists values of which one is changed at a time, [[cross]] values of which every combination is run.
+A study that makes no sense is refused in one line before anything runs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STRATEGIES = {
 }
 #: axis -> its value in a base that leaves it out
 AXES = {
-    "size": "4x128",  #: layers x width, heads of 32; or another --model: gpt2-medium, a folder of transformers
+    "size": "4x128",  #: layers x width, heads of 32; or another --model, such as gpt2-medium
     "precision": "fp32",
     "batch": 8,  #: sequences of one rank in a step
     "micro": 0,  #: sequences of a micro-batch; 0: all of the rank's
@@ -62,10 +62,15 @@ CHOICES = {
 SET_BY_AXES = {"model": "size", "micro_batch": "micro", "steps": "data_kib"}
 SET_BY_AXES |= dict.fromkeys(("bf16", "fp16", "fp64"), "precision")
 SET_BY_AXES |= dict.fromkeys(("stage", "tp", "pp"), "strategy")
-NEVER = ("save", "save_every", "save_minutes", "evaluate_every")  #: they would take time of an epoch
+NEVER = (
+    "save",
+    "save_every",
+    "save_minutes",
+    "evaluate_every",
+)  #: they would take time of an epoch
 WARM_UP = 3  #: steps before the two epochs
 LR = 1e-4  #: a loss that is no number would end a run, and the rate costs no time
-STUDIES = resources.files("aiscale.study") / "studies"
+STUDIES = resources.files("aiscale.measure.study") / "studies"
 
 Cell = dict[str, object]  #: axis or setting -> value
 
@@ -83,18 +88,25 @@ class Study:
 
     def label(self, cell: Cell) -> str:
         """What is different from the base: "precision bf16, ranks 2"."""
-        return ", ".join(f"{key} {value}" for key, value in cell.items() if value != self.base.get(key)) or "base"
+        return (
+            ", ".join(
+                f"{key} {value}" for key, value in cell.items() if value != self.base.get(key)
+            )
+            or "base"
+        )
 
 
 def read_study(source: str | Path) -> Study:
-    """The study of a TOML file, or one that the kit ships, by name. Raises ConfigError with one line."""
+    """The study of a TOML file, or one that the kit ships, by name. Raises ConfigError."""
     shipped = sorted(file.name.removesuffix(".toml") for file in STUDIES.iterdir())
     file = STUDIES / f"{source}.toml" if str(source) in shipped else Path(source)
     try:
         tree = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:  # not there, or not TOML
         why = getattr(error, "strerror", None) or error
-        raise ConfigError(f"study {source} cannot be read ({why}): name a TOML file, or {', '.join(shipped)}") from None
+        raise ConfigError(
+            f"study {source} cannot be read ({why}): name a TOML file, or {', '.join(shipped)}"
+        ) from None
     return study_of({"name": Path(source).stem, **tree})
 
 
@@ -103,13 +115,21 @@ def study_of(tree: dict) -> Study:
     own = ("name", "repeats", "budget_minutes", "cell_minutes")
     _require_names(tree, (*own, "base", "vary", "cross"))
     base = AXES | tree.get("base", {})
-    grids = [{axis: values} for axis, values in tree.get("vary", {}).items()] + tree.get("cross", [])
-    changes = [zip(grid, values, strict=True) for grid in grids for values in itertools.product(*grid.values())]
+    grids = [{axis: values} for axis, values in tree.get("vary", {}).items()] + tree.get(
+        "cross", []
+    )
+    changes = [
+        zip(grid, values, strict=True)
+        for grid in grids
+        for values in itertools.product(*grid.values())
+    ]
     cells = [base | dict(change) for change in changes]
     cells = [cell for i, cell in enumerate(cells) if cell not in (base, *cells[:i])]
     for cell in (base, *cells):
         check(cell)
-    return Study(base=base, cells=tuple(cells), **{name: tree[name] for name in own if name in tree})
+    return Study(
+        base=base, cells=tuple(cells), **{name: tree[name] for name in own if name in tree}
+    )
 
 
 def trainer_of(cell: Cell) -> str:
@@ -150,7 +170,7 @@ def words_of(chosen: dict[str, object]) -> list[str]:
 
 
 def args_of(cell: Cell) -> argparse.Namespace:
-    """What the cell's trainer reads from its options. Raises ConfigError if it would refuse them."""
+    """What the cell's trainer reads from its options. Raises ConfigError if it would refuse."""
     parser = options("serial" if cell["phase"] == "inference" else trainer_of(cell))
 
     def refuse(message: str):
@@ -161,7 +181,7 @@ def args_of(cell: Cell) -> argparse.Namespace:
 
 
 def run_of(cell: Cell) -> Run:
-    """What the cell computes, for the formulas. Raises ConfigError if its settings contradict each other."""
+    """What the cell computes, for the formulas. Raises ConfigError if settings contradict."""
     return formulas.run_of(trainer_of(cell), args_of(cell))
 
 
@@ -193,16 +213,22 @@ def _check_together(cell: Cell) -> None:
     if cell["precision"] == "fp16" and trainer_of(cell) != "megatron":
         raise ConfigError(f"strategy {strategy} has no fp16: take tp or 3d, or bf16")
     if cell["phase"] == "inference" and strategy not in ("serial", "ddp"):
-        raise ConfigError(f"phase inference, strategy {strategy}: take serial or ddp, each rank a whole model")
+        raise ConfigError(
+            f"phase inference, strategy {strategy}: take serial or ddp, each rank a whole model"
+        )
     run, args = run_of(cell), args_of(cell)
     if reason := misfit(args, ranks):
         raise ConfigError(reason)
     micro_batches, _ = run.loop.micro_batches(run.parallel.data_parallel(ranks))
     if strategy == "pp" and micro_batches < ranks:
-        raise ConfigError(f"pp has {micro_batches} micro-batches for {ranks} stages: lower micro, or raise batch")
+        raise ConfigError(
+            f"pp has {micro_batches} micro-batches for {ranks} stages: lower micro, or raise batch"
+        )
     if not epoch_of(cell):
         need = -(-args.length * args.batch // 1024)
-        raise ConfigError(f"data_kib {cell['data_kib']} is less than one step reads: set at least {need}")
+        raise ConfigError(
+            f"data_kib {cell['data_kib']} is less than one step reads: set at least {need}"
+        )
 
 
 @functools.cache

@@ -1,14 +1,14 @@
 """One rank of a study's cell: a trainer runs as a script, and what it takes is written down.
 
-    python -m aiscale.study.cell SPEC.json src/aiscale/train/ddp.py --steps 129 ...     # on each rank
+    python -m aiscale.measure.study.cell SPEC.json src/aiscale/train/ddp.py --steps 129 ...
 
 As in Turing Technical Report 3: two epochs, of which the second is timed. An epoch is as many steps
-as it takes to read the text once. Three steps come before: the first ends what gets ready, the third
-is the one whose memory counts, when an optimizer has its states and DDP its buckets. On a CPU
-torch's profiler sums all that the process has allocated, so the trainer is not asked what it holds.
+as it takes to read the text once. Three steps come before. The first ends the time to get ready.
+The memory that counts is the third's: then an optimizer has its states and DDP its buckets. On a
+CPU torch's profiler sums all that the process allocates; the trainer is not asked what it holds.
 
-SPEC.json: {"out": FOLDER, "epoch": steps of an epoch, "precision": "fp32", "limit_s": seconds}. Each
-rank writes FOLDER/RANK.json, also where it fails.
+SPEC.json: {"out": FOLDER, "epoch": its steps, "precision": "fp32", "limit_s": seconds}. Each rank
+writes FOLDER/RANK.json, also where it fails.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 
-from aiscale.study.grid import WARM_UP
+from aiscale.measure.study.grid import WARM_UP
 
 STARTED_S = time.perf_counter()
 
@@ -40,7 +40,9 @@ class Meter:
         self.on_gpu = torch.cuda.is_available()
         self.figures: dict = {"steps": epoch}
         self.steps = 0
-        self.marks: list[float] = []  #: seconds at which steps ended, from the last one before the epochs
+        self.marks: list[
+            float
+        ] = []  #: seconds at which steps ended, from the last one before the epochs
         self.counted_from_ns = 0
         self.profile = torch.autograd.profiler.profile(profile_memory=True)
         if not self.on_gpu:
@@ -102,7 +104,10 @@ def run_measured(script: str, epoch: int, precision: str) -> dict:
             raise RuntimeError("tf32 is a precision of GPUs, and torch sees none here")
         torch.set_float32_matmul_precision("high")
     meter = Meter(epoch)
-    from aiscale.train import job, record  # after sys.argv is the trainer's: it reads its name there
+    from aiscale.train import (  # after sys.argv is the trainer's: it reads its name there
+        job,
+        record,
+    )
 
     log = job.Job.log
 

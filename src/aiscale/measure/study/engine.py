@@ -1,9 +1,9 @@
-"""Runs the cells of a study, each in new processes, and writes each result to a file of its own at once.
+"""Runs the cells of a study, each in new processes, and writes each result to a file at once.
 
-A cell is a trainer, started as a script on its ranks and measured by `aiscale.study.cell`. Each round runs the cells in
-a new random order, with the base between them, so that a drift of the machine shows in the base and can be divided
-out. The same call resumes: a run whose file exists is not made again. A cell that runs out of memory, crashes or takes
-too long is a result with that status.
+A cell is a trainer, started as a script on its ranks and measured by `cell.py`. Each round runs
+the cells in a new random order, with the base between them, so that a drift of the machine shows
+in the base and can be divided out. The same call resumes: a run whose file exists is not made
+again. A cell that runs out of memory, crashes or takes too long is a result with that status.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from aiscale import cost, train
 from aiscale.config import ConfigError, ModelConfig, require_writable, write_whole
 from aiscale.launch import launch
-from aiscale.study.grid import (
+from aiscale.measure.study.grid import (
     WARM_UP,
     Cell,
     Study,
@@ -41,21 +41,35 @@ INTERRUPTED = (130, 128 + 15)  #: statuses of ranks after Ctrl-C and SIGTERM
 #: the trainers, and what stands for one where nothing is trained
 TRAIN, INFERENCE = Path(train.__file__).parent, Path(__file__).with_name("inference.py")
 IN_MEMORY = Path("/dev/shm")  #: a file system of Linux
-PRELOAD = ("torch._dynamo", "torch.distributed.checkpoint", "aiscale.train.data", "aiscale.study.grid")
-_ENDS = {128 + 14: "timed out", 128 + 9: "out of memory"}  #: by SIGALRM; Linux kills what needs too much memory
+#: what ranks import, and what does not ask which rank it is in
+PRELOAD = (
+    "torch._dynamo",
+    "aiscale.measure.study.grid",
+    "aiscale.train.data",
+    "aiscale.train.model",
+    "aiscale.train.optimizer",
+    "aiscale.train.sharded_checkpoint",
+)
+_ENDS = {
+    128 + 14: "timed out",
+    128 + 9: "out of memory",
+}  #: by SIGALRM; Linux kills what needs too much memory
 
 
 def run_study(study: Study, out: str | Path, budget_minutes: float | None = None) -> list[dict]:
-    """Make the runs that the folder `out` lacks, until the budget is used up; returns the results of all. Progress goes
-    to standard error.
+    """Make the runs that the folder `out` lacks, until the budget is used up; returns all results.
 
-    Raises ConfigError if `out` holds another study or cannot be written; then the finished runs are in it.
+    Progress goes to standard error. Raises ConfigError if `out` holds another study or cannot be
+    written; then the finished runs are in it.
     """
     require_writable(out, "--out")
     rows, plan = load(out), list(turns(study))
     stored = {(row["round"], row["turn"]): row["settings"] for row in rows}
     if any(stored.get((number, turn), cell) != cell for number, turn, cell in plan):
-        raise ConfigError(f"{out} holds results of another study than {study.name}: name another folder with --out")
+        raise ConfigError(
+            f"{out} holds results of another study than {study.name}: "
+            "name another folder with --out"
+        )
     waiting = [each for each in plan if each[:2] not in stored]
     minutes = budget_minutes or study.budget_minutes or math.inf
     deadline = time.monotonic() + 60 * minutes
@@ -64,14 +78,20 @@ def run_study(study: Study, out: str | Path, budget_minutes: float | None = None
             usual_s = max([row["seconds"] for row in rows if row["settings"] == cell], default=0)
             if time.monotonic() + usual_s > deadline:
                 print(
-                    f"{minutes:g} minutes are used up, {len(waiting) - i} runs are left: run it again", file=sys.stderr
+                    f"{minutes:g} minutes are used up, {len(waiting) - i} runs are left: "
+                    "run it again",
+                    file=sys.stderr,
                 )
                 break
             rows.append(row := {"round": number, "turn": turn, **_run(study, cell, Path(scratch))})
             Path(out).mkdir(parents=True, exist_ok=True)
             write_whole(Path(out, f"{number}-{turn:03}.json"), json.dumps(row, indent=1))
             how = f"{row['status']}, {row['seconds']} s {row['error']}"
-            print(f"{i + 1} of {len(waiting)}, round {number + 1}: {row['cell']}: {how}", file=sys.stderr, flush=True)
+            print(
+                f"{i + 1} of {len(waiting)}, round {number + 1}: {row['cell']}: {how}",
+                file=sys.stderr,
+                flush=True,
+            )
     return rows
 
 
@@ -82,7 +102,7 @@ def load(folder: str | Path) -> list[dict]:
 
 
 def turns(study: Study) -> Iterator[tuple[int, int, Cell]]:
-    """(round, turn, cell) of all runs: in each round the base, the cells shuffled, and the base after every few."""
+    """(round, turn, cell) of all runs: the base, the cells shuffled, the base after every few."""
     for number in range(study.repeats):
         cells = list(study.cells)
         random.Random(f"1 {number}").shuffle(cells)  # the same each time, so that the study resumes
@@ -96,7 +116,13 @@ def _run(study: Study, cell: Cell, scratch: Path) -> dict:
     """The result of one run."""
     started, load_before = time.perf_counter(), os.getloadavg()[0]
     return {
-        **{"study": study.name, "cell": study.label(cell), "settings": cell, "status": "ok", "error": ""},
+        **{
+            "study": study.name,
+            "cell": study.label(cell),
+            "settings": cell,
+            "status": "ok",
+            "error": "",
+        },
         **_predicted(cell),
         **attempt(study, cell, scratch),
         **{"date": datetime.now(UTC).isoformat(timespec="seconds"), "load": round(load_before, 2)},
@@ -124,8 +150,10 @@ def attempt(study: Study, cell: Cell, scratch: Path, script: Path | None = None)
         what = {"out": out, "epoch": epoch, "precision": cell["precision"], "limit_s": limit_s}
         spec.write_text(json.dumps(what))
         where = {"steps": WARM_UP + 2 * epoch, "text": text, "save": f"{out}/run", "save_every": 0}
-        words = words_of(options_of(cell) | where)
-        argv = ["-m", "aiscale.study.cell", str(spec), str(script), *words]
+        if trainer_of(cell) == "zero":
+            where = {"config": _deepspeed_json(cell, Path(out))} | where
+        words = words_of(where | options_of(cell))
+        argv = ["-m", "aiscale.measure.study.cell", str(spec), str(script), *words]
         status = launch(cell["ranks"], argv, preload=PRELOAD)
         if status in INTERRUPTED:
             raise KeyboardInterrupt
@@ -133,10 +161,36 @@ def attempt(study: Study, cell: Cell, scratch: Path, script: Path | None = None)
     return _together(found, cell, status)
 
 
+def _deepspeed_json(cell: Cell, folder: Path) -> Path:
+    """The trainer's settings of DeepSpeed, with sizes for this model.
+
+    Its defaults are for billions of parameters: it would reserve buckets larger than a small model,
+    and never shard it.
+    """
+    model, settings = run_of(cell).model, json.loads((TRAIN / "ds_config.json").read_text())
+    if isinstance(model, ModelConfig):
+        largest = max(sum(cost.layer_parameters(model).values()), model.vocab_size * model.d_model)
+        # An even number: 16-bit messages are aligned to 4 bytes.
+        bucket = min(500_000_000, 2 * math.ceil(largest / 2))
+        settings["zero_optimization"] |= {
+            "reduce_bucket_size": bucket,
+            "allgather_bucket_size": bucket,
+            "sub_group_size": min(cost.parameter_count(model), 1_000_000_000),  # updated at once
+            "stage3_param_persistence_threshold": 0,  # shard the small tensors, too
+            "stage3_max_live_parameters": 0,  # free each layer's weights after it has used them
+            "stage3_max_reuse_distance": 0,
+            "stage3_prefetch_bucket_size": 0,
+        }
+    file = folder / "ds_config.json"
+    file.write_text(json.dumps(settings))
+    return file
+
+
 def _together(found: list[dict], cell: Cell, status: int) -> dict:
     """Of what the ranks wrote: means over ranks, the largest peak; or why they failed."""
     failed = [rank for rank in found if "status" in rank]
-    if failed:  # one that lacks memory explains the others' broken connections
+    # One that was killed, or lacks memory, explains the others' broken connections.
+    if failed and status not in _ENDS:
         return max(failed, key=lambda rank: rank["status"] == "out of memory")
     if status or len(found) < cell["ranks"]:
         error = f"a rank ended with status {status}"
@@ -168,7 +222,10 @@ def _predicted(cell: Cell) -> dict:
 
 
 def _write_text(corpus: str, nbytes: int, path: Path) -> None:
-    """The first bytes of a corpus as 8-bit ASCII, as the report projected The Pile; repeated if it is shorter."""
+    """The first bytes of a corpus as 8-bit ASCII, as the report projected The Pile.
+
+    The corpus is repeated if it is shorter.
+    """
     from aiscale.data.corpus import find_text
 
     text, pieces = bytearray(), itertools.cycle(find_text(corpus).pieces())

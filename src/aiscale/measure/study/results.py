@@ -1,8 +1,9 @@
 """Sums up the results of a study: medians, ratios to the base, and two studies side by side.
 
-A ratio is taken run by run, against the runs of the base just before and after it, so that what drifts with the machine
-drops out; and of an epoch of median steps, so that a hiccup of the machine, which delays a few of them, does. Intervals
-are those of the median by the binomial distribution where there are six runs or more, else the range.
+A ratio is taken run by run, against the runs of the base just before and after it, so that what
+drifts with the machine drops out; and of an epoch of median steps, so that a hiccup of the
+machine, which delays a few of them, does. Intervals are those of the median by the binomial
+distribution where there are six runs or more, else the range.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ def summary(rows: Sequence[dict]) -> list[dict]:
         good = [row for row in runs if row["status"] == "ok"]
         last = (good or runs)[-1]
         entry = {"cell": cell, "runs": len(runs), "good": len(good)}
-        entry |= {key: last[key] for key in ("status", "error", "peak_bytes", "predicted_bytes") if key in last}
+        entry |= {
+            key: last[key]
+            for key in ("status", "error", "peak_bytes", "predicted_bytes")
+            if key in last
+        }
         if timed := [row for row in good if "epoch_s" in row]:
             entry["epoch_s"] = spread([row["epoch_s"] for row in timed])
             entry["tokens_per_s"] = statistics.median(row["tokens_per_s"] for row in timed)
@@ -37,7 +42,7 @@ def _steady_s(row: dict) -> float:
 
 
 def _base_beside(row: dict, base: list[dict]) -> float:
-    """Seconds of the base's runs around this one in its round, their mean; of all rounds where it has none."""
+    """Mean seconds of the base's runs around this one; of all rounds where its round has none."""
     if row["cell"] == "base":
         return statistics.median(map(_steady_s, base))
     here = [other for other in base if other["round"] == row["round"]]
@@ -47,7 +52,7 @@ def _base_beside(row: dict, base: list[dict]) -> float:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """median, low and high: a 95 % interval of the median from order statistics, the range below six values."""
+    """median, low and high: a 95 % interval by order statistics, the range below six values."""
     values, n = sorted(values), len(values)
     skip = 0
     while n >= 6 and 2 * sum(math.comb(n, k) for k in range(skip + 2)) / 2**n <= 0.05:
@@ -56,7 +61,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def side_by_side(first: Sequence[dict], second: Sequence[dict]) -> list[dict]:
-    """The cells that both have timed: the ratios to the base, and seconds of the second over those of the first."""
+    """The cells that both have timed: ratios to the base, seconds of the second over the first."""
     one, two = ({entry["cell"]: entry for entry in summary(rows)} for rows in (first, second))
     entries = []
     for cell, a, b in ((cell, one[cell], two[cell]) for cell in one if cell in two):
@@ -75,6 +80,7 @@ def facts(rows: Sequence[dict]) -> str:
         return "no run has finished"
     dates, loads = [row["date"] for row in rows], [row["load"] for row in rows]
     return (
-        f"{some['device']}, {some['cores']} cores, torch {some['torch']}, Python {some['python']}, commit "
-        f"{some['commit']}, {min(dates)} to {max(dates)}, load before a run {min(loads):g} to {max(loads):g}"
+        f"{some['device']}, {some['cores']} cores, torch {some['torch']}, Python {some['python']}, "
+        f"commit {some['commit']}, {min(dates)} to {max(dates)}, "
+        f"load before a run {min(loads):g} to {max(loads):g}"
     )

@@ -1,14 +1,15 @@
 """The command `aiscale compare DENSE RUN ...`: quality and time of runs beside a baseline.
 
-    aiscale compare runs/dense runs/radius              # prints a table; writes compare/index.html and compare.json
-    aiscale compare runs/dense-* runs/radius-*          # runs that differ only in seeds are one row
+    aiscale compare runs/dense runs/radius        # a table; compare/index.html and compare.json
+    aiscale compare runs/dense-* runs/radius-*    # runs that differ only in seeds are one row
 
 The runs are folders of trainers, `aiscale train ... --save FOLDER`, with an evaluation of text held
 out (`--held-out 0.1 --evaluate-every 100`). Runs on another number of ranks, or on another kind of
 machine, are rows of their own.
 
-The columns are those of table 2 in the artifact appendix of Radius (MLSys 2025), the curves those of its figures 1
-and 2. Time is that of the training steps: evaluations and checkpoints, which all runs have alike, do not count.
+The columns are those of table 2 in the artifact appendix of Radius (MLSys 2025), the curves those
+of its figures 1 and 2. Time is that of the training steps: evaluations and checkpoints, which all
+runs have alike, do not count.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _HEAD += ["time", "speed-up", "time saved"]
 
 
 def compare(folders: Sequence[str | Path]) -> list[dict]:
-    """A row for each group of runs that differ in seeds alone. The group of the first folder is the baseline.
+    """A row for each group of runs that differ in seeds alone, the first folder's the baseline.
 
     A row has `runs`, `ranks`, `seeds` (how many different ones), `settings` (those that differ from
     the baseline's, and ranks and machine if they do), and (mean, lowest, highest) over its runs of
@@ -50,7 +51,10 @@ def compare(folders: Sequence[str | Path]) -> list[dict]:
     for run in runs:
         for name, value in run["same"].items():
             if value != (first := runs[0]["same"][name]):
-                raise ConfigError(f"{run['path']} has {name} {value}, {runs[0]['path']} has {first}: compare like runs")
+                raise ConfigError(
+                    f"{run['path']} has {name} {value}, {runs[0]['path']} has {first}: "
+                    "compare like runs"
+                )
         groups.setdefault(json.dumps(run["settings"]), []).append(run)
     baseline, *_ = groups.values()
     days, settings = fmean(run["days"] for run in baseline), baseline[0]["settings"]
@@ -81,7 +85,7 @@ def compare(folders: Sequence[str | Path]) -> list[dict]:
 
 
 def _read(path: Path) -> dict:
-    """What is compared of a run. Raises ConfigError if the folder holds no finished run of a trainer."""
+    """What is compared of a run. Raises ConfigError if it has not finished."""
     note = _note_of(path)
     options, train, evals = note["options"], read_metrics(path), read_metrics(path, "eval")
     if note["status"] != "finished":
@@ -147,7 +151,10 @@ def _spread(values: Iterable[float]) -> tuple[float, float, float]:
 
 def _curve(runs: Sequence[dict[int, float]]) -> list[tuple[float, ...]]:
     """[(step, mean, lowest, highest)] of {step: value} of each seed, at the steps that all have."""
-    return [(step, *_spread(run[step] for run in runs)) for step in sorted(set.intersection(*map(set, runs)))]
+    return [
+        (step, *_spread(run[step] for run in runs))
+        for step in sorted(set.intersection(*map(set, runs)))
+    ]
 
 
 def table(rows: Sequence[dict]) -> list[list[str]]:
@@ -160,7 +167,10 @@ def table(rows: Sequence[dict]) -> list[list[str]]:
 
     lines = [_HEAD]
     for row in rows:
-        gains = [cell(row[name], "{:+.1%}".format) if row is not rows[0] else "" for name in ("speedup", "time_saved")]
+        gains = [
+            cell(row[name], "{:+.1%}".format) if row is not rows[0] else ""
+            for name in ("speedup", "time_saved")
+        ]
         perplexities = [cell(row[name], "{:.2f}".format) for name in ("train_ppl", "val_ppl")]
         days = cell(row["days"], lambda days: format_seconds(days * DAY_S))
         lines.append([_name(row), str(row["ranks"]), _seeds(row), *perplexities, days, *gains])
@@ -202,10 +212,19 @@ def figure(rows: Sequence[dict]):
                 ax.axhline(0, color=color, linewidth=1.6)
                 continue
             steps, means, lows, highs = zip(*row[curve], strict=True)
-            ax.plot(steps, means, "o-" if len(steps) < 20 else "-", color=color, linewidth=1.6, markersize=4)
+            ax.plot(
+                steps,
+                means,
+                "o-" if len(steps) < 20 else "-",
+                color=color,
+                linewidth=1.6,
+                markersize=4,
+            )
             ax.fill_between(steps, lows, highs, color=color, alpha=0.2, linewidth=0)
     for ax, label in zip(
-        axes, ("training loss (nats)", "baseline minus run (nats)", "validation perplexity"), strict=True
+        axes,
+        ("training loss (nats)", "baseline minus run (nats)", "validation perplexity"),
+        strict=True,
     ):
         ax.set_ylabel(label)
     axes[2].set_xlabel("optimizer step")
@@ -221,14 +240,15 @@ def page(rows: Sequence[dict]) -> str:
     differs = [f"<li>{html.escape(line)}</li>" for line in differences(rows)]
     return f"""<!doctype html><meta charset="utf-8"><title>Runs compared</title>
 <style>body {{ font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }}
-table {{ border-collapse: collapse }} th, td {{ padding: 0.3em 0.8em; border-bottom: 1px solid #ccc; text-align: left }}
+table {{ border-collapse: collapse }}
+th, td {{ padding: 0.3em 0.8em; border-bottom: 1px solid #ccc; text-align: left }}
 svg {{ max-width: 100%; height: auto }}</style>
 <h1>Runs compared</h1>
 <table><tr>{"".join(f"<th>{cell}</th>" for cell in head)}</tr>
 {"".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in line) + "</tr>" for line in body)}</table>
-<p>The first row is the baseline. Speed-up is its time over the run's, minus 1; time saved is 1 minus the run's time
-over its own. Time is that of the training steps. Ranges of several runs stand in brackets, and are
-shades below.</p>
+<p>The first row is the baseline. Speed-up is its time over the run's, minus 1; time saved is 1
+minus the run's time over its own. Time is that of the training steps. Ranges of several runs stand
+in brackets, and are shades below.</p>
 <p>What differs from the baseline:</p><ul>{"".join(differs)}</ul>
 {svg.getvalue()[svg.getvalue().index("<svg") :]}
 """
@@ -236,7 +256,9 @@ shades below.</p>
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, the baseline first")
-    parser.add_argument("--out", default="compare", metavar="DIR", help="where the page goes (default: compare)")
+    parser.add_argument(
+        "--out", default="compare", metavar="DIR", help="where the page goes (default: compare)"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -247,7 +269,9 @@ def run(args: argparse.Namespace) -> None:
     lines = table(rows)
     widths = [max(len(line[i]) for line in lines) for i in range(len(_HEAD))]
     for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        )
     if len(rows) > 1:
         print("what differs from the baseline:", *differences(rows), sep="\n")
     print(f"curves: {out / 'index.html'}")

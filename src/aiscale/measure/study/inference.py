@@ -1,6 +1,6 @@
 """Forward passes of a trainer's model: no gradients, no optimizer. A study's phase inference.
 
-    python src/aiscale/study/inference.py --model 4x128 --steps 20 --save FOLDER
+    python src/aiscale/measure/study/inference.py --model 4x128 --steps 20 --save FOLDER
 
 On several ranks each has the whole model and a share of the batch.
 """
