@@ -1,28 +1,24 @@
-"""Damages a checkpoint in one place, and resumes the run.
+"""Damages a checkpoint in one place, and lets the run go on.
 
     said = resume_after_damage(whole, folder, seed=7, losses=losses)    # "" if the run went back, and said so
 
-No damage may give a silently wrong run: it resumes from the checkpoint before, with the losses of the undamaged run.
+No damage may give a silently wrong run: it goes on from the checkpoint before, with the losses of the undamaged run.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
+import os
 import random
 import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from aiscale.config import Run
-from aiscale.train import fit
+from aiscale.train.record import read_metrics
+from ranks import forked
 
-TINY = Run(name="tiny").override(
-    *("model.n_layer=1", "model.n_head=2", "model.d_model=16", "model.max_seq_len=16", "loop.seq_len=16"),
-    *("loop.global_batch=4", "loop.eval_batches=1", "loop.eval_every=0", "loop.device=cpu"),
-    *("loop.steps=6", "loop.checkpoint_every=2", "loop.keep_checkpoints=3", "optimizer.schedule=constant"),
-)
-NEWEST, BEFORE = "step_00000006", "step_00000004"
+TINY = ("--model", "1x16", "--length", "16", "--batch", "4", "--save-every", "2")
+NEWEST, BEFORE = "00000006", "00000004"
 
 
 def flip_a_bit(path: Path, chance: random.Random) -> None:
@@ -54,22 +50,35 @@ def harm(checkpoint: Path, seed: int) -> str:
     return f"{act.__name__} {path.name}"
 
 
+def train(folder: Path, *, steps: int) -> subprocess.CompletedProcess:
+    """The run whose checkpoints are damaged, until `steps`."""
+    words = ["-m", "aiscale.train.serial", *TINY, "--steps", str(steps), "--save", str(folder)]
+    return forked(words, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def losses_of(folder: Path) -> list[float]:
+    return [line["loss"] for line in read_metrics(folder)]
+
+
 def train_whole(folder: Path) -> list[float]:
-    """Train the run whose checkpoints are damaged in copies; returns its losses."""
-    return fit(TINY, runs_dir=folder, progress=False).losses
+    """Train the run whose checkpoints are damaged in copies; returns its losses, and those of a step more."""
+    for steps in (6, 7):
+        done = train(folder / f"until{steps}", steps=steps)
+        assert done.returncode == 0, done.stderr
+    return losses_of(folder / "until7")
 
 
 def resume_after_damage(whole: Path, folder: Path, *, seed: int, losses: Sequence[float]) -> str:
-    """Copy the runs in `whole` to `folder`, damage the newest checkpoint, resume; returns what is wrong, or ""."""
-    shutil.copytree(whole, folder)
-    newest = folder / TINY.name / "checkpoints" / NEWEST
-    done = harm(newest, seed)
-    try:
-        with contextlib.redirect_stderr(io.StringIO()) as said:
-            resumed = fit(TINY.override("loop.steps=7"), runs_dir=folder, resume=True, progress=False)
-    except Exception as error:
-        return f"{done}: the run did not go on: {type(error).__name__}: {error}"
-    if resumed.losses[:2] != list(losses[4:]) or len(resumed.losses) != 3:
-        return f"{done}: the run did not go on from {BEFORE} with the same losses"
-    told = f"{NEWEST} is " in said.getvalue() and f"going back to {BEFORE}" in said.getvalue()
-    return "" if told else f"{done}: the run went back to {BEFORE} and said {said.getvalue()!r}"
+    """Copy the run in `whole` to `folder`, damage the newest checkpoint, go on; returns what is wrong, or ""."""
+    shutil.copytree(whole / "until6", folder)
+    done = harm(folder / NEWEST, seed)
+    again = train(folder, steps=7)
+    if again.returncode:
+        return f"{done}: the run did not go on: {again.stderr}"
+    if losses_of(folder) != list(losses):
+        return f"{done}: the run went on with other losses"
+    steps = [line.split()[1] for line in again.stdout.splitlines() if " loss " in line]
+    told = f"{NEWEST} is damaged" in again.stderr and "going back" in again.stderr
+    if steps == ["4", "5", "6"] and told:
+        return ""
+    return f"{done}: the run took steps {steps} and said {again.stderr!r}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import json
 import os
 import re
@@ -30,53 +29,17 @@ def say(*values):  # in one write, so that ranks do not mix their lines
 """
 
 
-#: Code for run_ranks: an engine's share of a step's global batch, some training steps, and the same run on this rank
-#: alone.
-TRAINING = """
-import dataclasses, json
-from pathlib import Path
-from aiscale import checkpoint
-from aiscale.config import CompressionConfig, ParallelConfig, Run
-from aiscale.distributed import Traffic, World
-from aiscale.meter import held_bytes
-from aiscale.parallel import build
-def share(engine, step, n_micro=0):  # by default as many micro-batches as the run says
-    loop, size = engine.run.loop, (engine.run.loop.global_batch, engine.run.loop.seq_len + 1)
-    tokens = torch.randint(0, engine.run.model.vocab_size, size, generator=torch.Generator().manual_seed(step))
-    mine = tokens.chunk(engine.data_world)[engine.data_rank]
-    parts = mine.chunk(n_micro or loop.micro_batches(engine.data_world)[0])
-    return [(part[:, :-1], part[:, 1:]) for part in parts]
-def train(engine, first, last, n_micro=0):
-    return [engine.step(share(engine, step, n_micro), lr=1e-2 / (step + 1)) for step in range(first, last)]
-def serially(run):
-    alone = World(rank=0, size=1, local_rank=0, device=world.device, launcher="none", backend="gloo",
-                  traffic=Traffic())
-    return build(dataclasses.replace(run, parallel=ParallelConfig(), compression=CompressionConfig()), alone)
-def differences(engine, n_micro=0, steps=6):  # from the same run alone, after steps with an evaluation between them
-    alone, found, expected = serially(engine.run), [], []
-    for its, outcomes, n in ((engine, found, n_micro), (alone, expected, 1)):
-        outcomes += train(its, 0, steps // 2, n)
-        evaluated = its.evaluate(share(its, 99, n))  # must not disturb what follows
-        outcomes += [*train(its, steps // 2, steps, n), evaluated]
-    (loss, tokens), (right, as_many) = found.pop(), expected.pop()
-    weights, theirs = engine.state(full=True), alone.state(full=True)
-    assert tokens == as_many and [r.tokens for r in found] == [r.tokens for r in expected]
-    assert not world.is_main or weights.keys() == theirs.keys()
-    weights = weights if world.is_main else {}
-    return {
-        "loss": max([abs(loss - right), *(abs(a.loss - b.loss) for a, b in zip(found, expected))]),
-        "norm": max(abs(a.grad_norm - b.grad_norm) for a, b in zip(found, expected)),
-        "weights": max([(w.double() - theirs[name].double()).abs().max().item() for name, w in weights.items()] + [0]),
-    }
-"""
-
 AT_FIRST = dict(os.environ)
 #: Prefixes of variables that are read while Python or a library is imported.
 READ_EARLY = ("PYTHON", "LD_", "OPENBLAS_", "MKL_", "TORCH_", "DS_", "HF_", "CUDA_", "HIP_", "ROCR_")
 #: Modules from whose process `forked` forks. Libraries that patch torch are left out: who needs one imports it.
 PRELOAD = (
-    *("torch._dynamo", "safetensors.torch", "torch.distributed.checkpoint", "torch.distributed.pipelining"),
-    *("aiscale.train", "aiscale.parallel.ddp", "aiscale.parallel.fsdp", "aiscale.parallel.pipeline"),
+    "torch._dynamo",
+    "safetensors.torch",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "aiscale.train.data",
 )
 
 
@@ -107,11 +70,15 @@ def forked(
     return subprocess.CompletedProcess(argv, process.exitcode, *texts)
 
 
-def said_on_two_nodes(folders: Sequence[Path], *words, ranks: int = 1) -> str:
-    """What the ranks of a torchrun in each of two folders print, as on nodes that share none; both fail."""
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        return probe.getsockname()[1]
+
+
+def said_on_two_nodes(folders: Sequence[Path], *words, ranks: int = 1) -> str:
+    """What the ranks of a torchrun in each of two folders print, as on nodes that share none; both fail."""
+    port = free_port()
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     jobs = []
     for number, folder in enumerate(folders):
@@ -135,23 +102,31 @@ raise SystemExit(aiscale.launch.launch({n}, ["-m", "ranks"], preload={preload}))
 """
 
 
-def begun(
-    folder: Path, name: str, nproc: int, *settings: str, steps: int = 1, options: Sequence[str | Path] = ()
-) -> tuple[subprocess.Popen, list[int]]:
-    """`aiscale train` after some steps, and the process ids of its ranks. Results go to folder/name."""
-    settings = (*settings, f"name={name}", "loop.device=cpu")
-    words = ["--quiet", "--runs-dir", str(folder), "--nproc", str(nproc), *map(str, options)]
-    words += [word for setting in settings for word in ("--set", setting)]
+def begun(folder: Path, trainer: str, nproc: int, *options: str, steps: int = 1) -> tuple[subprocess.Popen, list[int]]:
+    """`aiscale train` after some steps, and the process ids of its ranks. Results go to folder/run."""
+    command = [sys.executable, "-m", "aiscale", "train", trainer, "--nproc", str(nproc)]
     job = subprocess.Popen(
-        [sys.executable, "-m", "aiscale", "train", "--recipe", "laptop", *words],
+        [*command, "--save", str(folder / "run"), *options],
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,  # for Ctrl-C, which a terminal sends to all
         env={**os.environ, "OMP_NUM_THREADS": "1", "AISCALE_TEST": str(folder)},  # for processes_with
     )
-    metrics = folder / name / "metrics.jsonl"
-    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") >= steps, 120, "a step taken")
-    processes = json.loads((folder / name / "run.json").read_text())["world"]["processes"]
+    metrics = folder / "run/metrics.jsonl"
+    try:
+        wait_until(lambda: taken(metrics) >= steps or job.poll() is not None, 300, "a step taken")
+        assert job.poll() is None, job.communicate()[1]
+        processes = json.loads((folder / "run/run.json").read_text())["processes"]
+    except BaseException:
+        job.kill()  # and its ranks with it
+        raise
     return job, [pid for _, pid in processes]
+
+
+def taken(metrics: Path) -> int:
+    """So many lines has a file of metrics."""
+    return metrics.read_text().count("\n") if metrics.exists() else 0
 
 
 def run_ranks(
@@ -166,14 +141,15 @@ def run_ranks(
     strategy: str = "serial",
 ):
     """Run `code` as `n` ranks; returns the finished process. In `code`, `world` is connected and `say` prints, unless
-    `connected` is False. By default ranks are forked from a process that has imported the library of `strategy`."""
+    `connected` is False. By default ranks are forked from a process that has imported PRELOAD and the library of
+    `strategy`."""
     script = folder / "ranks.py"
     code = textwrap.dedent(code)
     script.write_text(HEADER + code + "\nworld.close()\n" if connected else code)
     env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
     if launcher == "forked":
-        module = {"megatron": "megatron.core"}.get(strategy, strategy)
-        (folder / "start.py").write_text(START.format(n=n, preload=[*PRELOAD, f"aiscale.parallel.{module}"]))
+        libraries = {"megatron": ["megatron.core"], "zero": ["deepspeed"]}.get(strategy, [])
+        (folder / "start.py").write_text(START.format(n=n, preload=[*PRELOAD, *libraries]))
         done = forked(["-m", "start"], timeout=timeout, cwd=folder, env=env)
     else:
         launch = f"from aiscale.launch import launch; raise SystemExit(launch({n}, [{str(script)!r}]))"
@@ -212,21 +188,6 @@ def aiscale(*arguments: str, timeout: float = 400, cwd: Path | None = None, env=
     done = forked(["-m", "aiscale", *arguments], timeout=timeout, cwd=cwd, env={**os.environ, **(env or {})})
     done.stderr = without_greetings(done.stderr)
     return done
-
-
-def before_each_step(monkeypatch, act) -> None:
-    """Make `fit`, in this process, call act(step), 0-based, before each step of its engine."""
-    from aiscale.train import loop  # most tests that need ranks need no torch in this process
-
-    real = loop.build
-
-    def build(run, world):
-        engine, steps = real(run, world), itertools.count()
-        take = engine.step
-        engine.step = lambda *arguments: (act(next(steps)), take(*arguments))[1]
-        return engine
-
-    monkeypatch.setattr(loop, "build", build)
 
 
 def processes_with(marker: str) -> list[psutil.Process]:

@@ -7,16 +7,15 @@ import typing
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import BertConfig, BertForMaskedLM, T5Config
+from transformers import T5Config
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.optimization import _get_inverse_sqrt_schedule_lr_lambda
 
 from aiscale import cost
-from aiscale.config import ConfigError, HFModelConfig, ModelConfig, OptimizerConfig, Run
-from aiscale.config.choices import ACTIVATIONS, REFUSED
-from aiscale.model import GPT, build_model
-from aiscale.model.build import hidden_tokens
+from aiscale.config import ModelConfig, OptimizerConfig
+from aiscale.config.choices import ACTIVATIONS
+from aiscale.model import GPT
 from aiscale.model.gpt import MLP
 from aiscale.model.positions import alibi_slopes, place, sinusoids, t5_bucket
 from aiscale.optim import build_optimizer, lr_at
@@ -227,38 +226,3 @@ def test_inverse_sqrt_is_transformers_schedule_with_the_same_warm_up():
         theirs = _get_inverse_sqrt_schedule_lr_lambda(step + 1, num_warmup_steps=10, timescale=10)
         assert lr_at(step, 100, config) == pytest.approx(0.5 * theirs)
     assert lr_at(9999, 100, dataclasses.replace(config, min_lr=0.1)) == 0.1
-
-
-# Encoder, and encoder with decoder -----------------------------------------------------------------------------------
-
-SHAPE = {"n_layer": 2, "n_head": 4, "d_model": 32, "vocab_size": 61, "max_seq_len": 16}
-
-
-def test_bert_guesses_the_same_hidden_tokens_wherever_a_sequence_is():
-    torch.manual_seed(0)
-    model, tokens = build_model(HFModelConfig(model_type="bert", **SHAPE)), windows()
-    hidden = hidden_tokens(tokens)
-    assert hidden.sum(dim=1).tolist() == [2, 2, 2]  # 15 % of 16
-    assert torch.equal(hidden_tokens(tokens[1:]), hidden[1:]) and len(hidden.nonzero()[:, 1].unique()) > 2
-    theirs = BertForMaskedLM(BertConfig.from_dict(model.inner.config.to_dict())).eval()
-    theirs.load_state_dict(model.inner.state_dict())
-    loss = theirs(input_ids=tokens.masked_fill(hidden, 60), labels=tokens.masked_fill(~hidden, -100)).loss
-    torch.testing.assert_close(model(tokens, tokens), loss)
-
-
-# Refusals ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("key", "values", "strategies"), REFUSED)
-def test_a_strategy_refuses_a_choice_with_the_reason_and_takes_the_one_that_is_named(key, values, strategies):
-    reason, instead = REFUSED[key, values, strategies]
-    for value, strategy in itertools.product(values.split(), strategies.split()):
-        settings = (f"{key}={value}", f"parallel.strategy={strategy}")
-        with pytest.raises(ConfigError) as error:
-            Run().override(*settings)
-        message = str(error.value)
-        assert message.startswith(f"{key} {value} with parallel.strategy {strategy}: ") and "\n" not in message
-        assert reason in message and ": set " in message
-        named = instead.split(",")[0]
-        kept = [setting for setting in settings if setting.partition("=")[0] != named.partition("=")[0]]
-        Run().override(*kept, named)

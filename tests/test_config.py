@@ -1,17 +1,11 @@
 """A Run is checked when it is created, and every error is one line that says what to change."""
 
 import dataclasses
-import json
 
 import pytest
 
 from aiscale.config import ConfigError, LoopConfig, ModelConfig, ParallelConfig, Run
-
-
-def test_a_run_survives_json():
-    run = Run().override("model.n_layer=3", "optimizer.lr=3e-4", "name=other", "model.tied=false")
-    assert Run.from_dict(json.loads(run.to_json())) == run
-    assert (run.model.n_layer, run.optimizer.lr, run.name, run.model.tied) == (3, 3e-4, "other", False)
+from aiscale.config.run import build
 
 
 def test_a_run_cannot_be_changed_in_place():
@@ -19,28 +13,24 @@ def test_a_run_cannot_be_changed_in_place():
         Run().name = "other"
 
 
-def test_defaults_that_follow_another_field_follow_an_override():
-    run = Run().override("model.d_model=256", "model.n_head=8")
-    assert (run.model.ff_width, run.model.kv_heads, run.model.d_head) == (1024, 8, 32)
+def test_defaults_follow_another_field():
+    model = ModelConfig(d_model=256, n_head=8)
+    assert (model.ff_width, model.kv_heads, model.d_head) == (1024, 8, 32)
 
 
 @pytest.mark.parametrize(
-    ("assignment", "message"),
+    ("tree", "message"),
     [
-        ("model.n_layr=3", "unknown key model.n_layr: did you mean model.n_layer?"),
-        ("n_layer=3", "unknown key n_layer: did you mean model.n_layer?"),
-        ("n_layer", "--set 'n_layer' has no '=': write it as section.key=value"),
-        ("model.n_layer=many", "model.n_layer is 'many': it must be a whole number"),
-        ("model.n_layer=0", "model.n_layer is 0: it must be greater than 0"),
-        ("optimizer.lr=nan", "optimizer.lr is nan: it must be greater than 0"),
-        ("model.norm=batch", "model.norm is 'batch': it must be one of layernorm, rmsnorm, deepnorm"),
-        ("data.val_fraction=1", "data.val_fraction is 1.0: it must lie between 0 and 1"),
-        ("name=a/b", "name is 'a/b': it names a folder below runs/, so it must not be empty, hold / or start with ."),
+        ({"n_layr": 3}, "unknown key n_layr: did you mean n_layer?"),
+        ({"n_layer": "many"}, "n_layer is 'many': it must be a whole number"),
+        ({"n_layer": 0}, "model.n_layer is 0: it must be greater than 0"),
+        ({"norm": "batch"}, "norm is 'batch': it must be one of layernorm, rmsnorm, deepnorm"),
+        ({"tied": "perhaps"}, "tied is 'perhaps': it must be true or false"),
     ],
 )
-def test_a_bad_setting_is_refused_in_one_line(assignment, message):
+def test_a_bad_setting_is_refused_in_one_line(tree, message):
     with pytest.raises(ConfigError) as refusal:
-        Run().override(assignment)
+        build(ModelConfig, tree)
     assert str(refusal.value) == message
 
 
@@ -52,7 +42,7 @@ def test_a_bad_setting_is_refused_in_one_line(assignment, message):
             "model.d_model 128 is not divisible by model.n_head 3: every head needs the same width",
         ),
         (
-            lambda: Run().override("loop.seq_len=256"),
+            lambda: Run(loop=LoopConfig(seq_len=256)),
             "loop.seq_len 256 is longer than model.max_seq_len 128: shorten the first or lengthen the second",
         ),
         (

@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from aiscale import cost
-from aiscale.config import ModelConfig, OptimizerConfig, Run
+from aiscale.config import LoopConfig, ModelConfig, OptimizerConfig, ParallelConfig, Run
 from aiscale.model import GPT, cross_entropy_plain
 from aiscale.optim import build_optimizer
 
@@ -189,18 +189,19 @@ def test_a_fit_recovers_the_link_that_made_the_points(op, world):
 # What a rank of a layout sends and holds ------------------------------------------------------------------------------
 
 M22B = ModelConfig(n_layer=48, n_head=64, d_model=6144, vocab_size=51200, max_seq_len=2048)
-LOOP = ["loop.seq_len=2048", "loop.global_batch=128", "loop.micro_batch=1"]
 
 
-def run_of(model: ModelConfig, strategy: str, *settings: str) -> Run:
-    return Run(model=model).override(f"parallel.strategy={strategy}", *LOOP, *settings)
+def run_of(model: ModelConfig, strategy: str, precision: str, *, micro_batch: int = 1, zero1: bool = False) -> Run:
+    parallel = ParallelConfig(strategy=strategy, distributed_optimizer=zero1)
+    loop = LoopConfig(seq_len=2048, global_batch=128, micro_batch=micro_batch, precision=precision)
+    return Run(model=model, parallel=parallel, loop=loop)
 
 
 def test_megatrons_gradients_travel_in_fp32_and_its_weights_in_16_bits():
-    numbers = cost.held_bytes(run_of(M22B, "megatron", "loop.precision=bf16"), 2)["parameters"] / 2
-    plain = cost.step_traffic(run_of(M22B, "megatron", "loop.precision=bf16"), 2)
+    numbers = cost.held_bytes(run_of(M22B, "megatron", "bf16"), 2)["parameters"] / 2
+    plain = cost.step_traffic(run_of(M22B, "megatron", "bf16"), 2)
     assert plain["all_reduce", "dp"] == 4 * numbers
-    sharded = run_of(M22B, "megatron", "loop.precision=bf16", "parallel.distributed_optimizer=true")
+    sharded = run_of(M22B, "megatron", "bf16", zero1=True)
     sent = cost.step_traffic(sharded, 2)
     assert sent["reduce_scatter", "dp"] == 2 * sent["all_gather", "dp"] == pytest.approx(4 * numbers, rel=1e-4)
 
@@ -209,9 +210,7 @@ def test_fsdp_sends_half_as_much_again_only_if_weights_and_gradients_have_one_ty
     for precision, expected in (("fp32", 1.5), ("bf16", 1.0)):
         fsdp, ddp = (
             sum(cost.wire_bytes(op, n, 4) for (op, _), n in cost.step_traffic(run, 4).items())
-            for run in (
-                run_of(M22B, name, f"loop.precision={precision}", "loop.micro_batch=32") for name in ("fsdp", "ddp")
-            )
+            for run in (run_of(M22B, name, precision, micro_batch=32) for name in ("fsdp", "ddp"))
         )
         assert fsdp / ddp == pytest.approx(expected, rel=0.01)
 

@@ -1,6 +1,5 @@
 """`aiscale doctor`: yes or no, with what to change."""
 
-import contextlib
 import os
 import shlex
 import subprocess
@@ -75,24 +74,6 @@ def test_a_wrong_sum_is_a_problem(monkeypatch):
     (finding,) = check_ranks(world)
     world.close()
     assert finding.state == "wrong" and "gave a wrong sum" in finding.text
-
-
-@pytest.mark.parametrize(
-    "nodes, wish, looks, ends",
-    [("16", "", True, False), ("17", "", False, False), ("17", "strict", True, True), ("2", "off", False, False)],
-)
-def test_before_training_it_looks_at_few_nodes_and_ends_only_strict_jobs(nodes, wish, looks, ends, monkeypatch, capsys):
-    from aiscale.config import ConfigError
-    from aiscale.distributed import connect
-
-    monkeypatch.setattr(doctor, "examine", lambda: iter([Finding("limits", "wrong", "200 open files", "more")]))
-    monkeypatch.setenv("SLURM_NNODES", nodes)
-    monkeypatch.setenv("AISCALE_DOCTOR", wish)
-    world = connect("cpu")
-    with pytest.raises(ConfigError, match="put right what is marked") if ends else contextlib.nullcontext():
-        doctor.before_training(world)
-    world.close()
-    assert ("✗ limits" in capsys.readouterr().err) == looks
 
 
 def test_what_decides_about_the_network_and_binding_is_printed():

@@ -8,24 +8,26 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from aiscale import cli
-from aiscale.config import ConfigError, ModelConfig, Run
+from aiscale.config import ConfigError
 from aiscale.data import Tokenizer, embedded_text
 from aiscale.data.tokenizers import ByteTokenizer, learn
-from aiscale.model import GPT
 from aiscale.train.evaluate import OURS, evaluate
 from aiscale.train.export import hugging_face_tokenizer
+from ranks import aiscale
 
 pytest.importorskip("lm_eval", reason="pip install 'aiscale[eval]'")
 
 TASKS = ["aiscale_last_word", "aiscale_rolling", "aiscale_two_choice"]
 
 
-def tiny(vocab_size: int = 256) -> GPT:
+def tiny(vocab_size: int = 256) -> GPT2LMHeadModel:
     """A GPT with weights large enough that its predictions differ from token to token."""
     torch.manual_seed(0)
-    model = GPT(ModelConfig(n_layer=2, n_head=2, d_model=32, vocab_size=vocab_size, max_seq_len=48))
+    shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 48, "vocab_size": vocab_size}
+    model = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=None, eos_token_id=None)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -33,7 +35,7 @@ def tiny(vocab_size: int = 256) -> GPT:
     return model
 
 
-def exported(model: GPT, tokenizer: Tokenizer, folder: Path) -> Path:
+def exported(model: GPT2LMHeadModel, tokenizer: Tokenizer, folder: Path) -> Path:
     model.save_pretrained(folder)
     hugging_face_tokenizer(tokenizer).save_pretrained(folder)
     return folder
@@ -71,18 +73,16 @@ def test_a_whole_text_has_the_loglikelihood_that_the_model_gives_its_tokens(kind
     lm = HFLM(str(exported(model, tokenizer, tmp_path)), batch_size=4, device="cpu")
     text = embedded_text()[3000:3040]
     tokens = torch.tensor([*tokenizer.encode(tokenizer.separator)[-1:], *tokenizer.encode(text)])
-    logp = model(tokens[None, :-1])[0].log_softmax(-1)
+    logp = model(tokens[None, :-1]).logits[0].log_softmax(-1)
     expected = logp.gather(1, tokens[1:, None]).sum().item()
     request = SimpleNamespace(args=(text,))
     assert lm.loglikelihood_rolling([request], disable_tqdm=True) == pytest.approx([expected], rel=1e-5, abs=1e-4)
 
 
 def test_the_command_takes_a_run_or_its_export(tmp_path, capsys):
-    from aiscale.train import fit
-
-    sets = ["name=small", "loop.steps=3", "loop.seq_len=32", "loop.global_batch=4", "model.max_seq_len=32"]
-    run = Run().override(*sets, "loop.eval_batches=1", "model.n_layer=1", "model.d_model=32")
-    trained = fit(run, runs_dir=tmp_path, progress=False).path
+    trained = tmp_path / "small"
+    done = aiscale("train", "serial", "--steps", "3", "--save", str(trained))
+    assert done.returncode == 0, done.stderr
     assert cli.main(["export", str(trained), str(tmp_path / "mine")]) == 0
     outputs = []
     for path in (trained, tmp_path / "mine"):

@@ -1,92 +1,54 @@
-"""Every strategy's checkpoint exports to the same Hugging Face folder, and transformers generates from it as we do."""
+"""`aiscale export`: a folder that transformers opens, whole or absent."""
 
-import dataclasses
+from __future__ import annotations
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from aiscale.config import Run
-from aiscale.recipes import recipe
-from aiscale.train import fit, open_trained
-from aiscale.train.export import export
-from ranks import aiscale, run_ranks
-
-TINY = ("model.n_layer=2", "model.n_head=2", "model.d_model=32", "model.vocab_size=257", "model.position=learned")
-TINY += ("loop.steps=2", "loop.global_batch=8", "loop.seq_len=32", "loop.eval_every=0", "loop.eval_batches=1")
-TINY += ("loop.device=cpu", "name=tiny", "optimizer.lr=0.05")  # a high rate, so that stale weights would show
-
-STRATEGIES = {
-    "ddp": ("parallel.strategy=ddp",),
-    "zero1": ("parallel.strategy=zero", "parallel.zero_stage=1"),
-    "zero3": ("parallel.strategy=zero", "parallel.zero_stage=3"),
-    "fsdp": ("parallel.strategy=fsdp",),
-    "pipeline": ("parallel.strategy=pipeline", "parallel.pp=2", "loop.micro_batch=4"),
-    "tp2": ("parallel.strategy=megatron", "parallel.tp=2"),
-    "pp2": ("parallel.strategy=megatron", "parallel.pp=2", "loop.micro_batch=4"),
-}
-
-TRAIN = """
-from aiscale.recipes import recipe
-from aiscale.train import fit
-fit(recipe("laptop").override(*SETTINGS), world, runs_dir=".", progress=False)
-"""
+from aiscale.train.trained import open_folder
+from ranks import aiscale
 
 
-def assert_transformers_agrees(run_folder, exported) -> None:
-    from transformers import AutoModelForCausalLM
-
-    ours, tokenizer = open_trained(run_folder)
-    theirs = AutoModelForCausalLM.from_pretrained(exported)
-    prompt = torch.tensor([tokenizer.encode("The ")])
-    torch.testing.assert_close(theirs(prompt).logits, ours(prompt), atol=1e-4, rtol=1e-4)
-
-
-@pytest.fixture(scope="module")
-def serial(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("serial")
-    fit(recipe("laptop").override(*TINY), runs_dir=folder, progress=False)
-    return open_trained(folder / "tiny")[0].state_dict()
-
-
-#: The other strategies' weights come out of checkpoints in the same way, each by a reader of its own.
-FAST = ("ddp",)
-TIERS = [pytest.param(name, marks=[] if name in FAST else pytest.mark.extended) for name in STRATEGIES]
-
-
-@pytest.mark.parametrize("strategy", TIERS)
-def test_the_folder_holds_the_trained_weights_and_transformers_generates_from_it(strategy, serial, tmp_path):
-    settings = (*TINY, *STRATEGIES[strategy])
-    name = Run().override(*(s for s in settings if s.startswith("parallel.strategy"))).parallel.strategy
-    done = run_ranks(TRAIN.replace("SETTINGS", repr(settings)), 2, tmp_path, strategy=name)
+@pytest.fixture
+def trained(tmp_path):
+    done = aiscale("train", "serial", "--steps", "2", "--save", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    folder = export(tmp_path / "tiny", tmp_path / "hf")
-    assert_transformers_agrees(tmp_path / "tiny", folder)
-    for key, tensor in open_trained(tmp_path / "tiny")[0].state_dict().items():
-        torch.testing.assert_close(tensor, serial[key], atol=2e-4, rtol=0, msg=key)
+    return tmp_path
 
 
-@pytest.mark.extended
-def test_a_rotary_recipe_is_exported_and_no_existing_folder_is_replaced_unasked(tmp_path):
-    run = recipe("laptop").override(*TINY, "model.position=rotary", "loop.steps=1")
-    fit(run, runs_dir=tmp_path, progress=False)
-    done = aiscale("export", "tiny", "hf", cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "hf\n", "")
-    assert_transformers_agrees(tmp_path / "tiny", tmp_path / "hf")
-    (tmp_path / "hf" / "mine.txt").write_text("")
-    again = aiscale("export", "tiny", "hf", cwd=tmp_path)
+def test_a_folder_has_the_weights_and_the_tokenizer_and_replaces_no_other_unasked(trained):
+    done = aiscale("export", "run", "hf", cwd=trained)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "hf"), done.stderr
+    tokens = AutoTokenizer.from_pretrained(trained / "hf")("The ", return_tensors="pt")["input_ids"]
+    assert tokens.tolist() == [list(b"The ")]
+    ours, _ = open_folder(trained / "run")
+    theirs = AutoModelForCausalLM.from_pretrained(trained / "hf")
+    torch.testing.assert_close(theirs(tokens).logits, ours(tokens).logits)
+    (trained / "hf/mine.txt").write_text("")
+    again = aiscale("export", "run", "hf", cwd=trained)
     assert (again.returncode, again.stdout) == (2, "")
     assert again.stderr == "aiscale: hf is not empty: name another folder, or add --overwrite\n"
-    assert aiscale("export", "tiny", "hf", "--overwrite", cwd=tmp_path).returncode == 0
-    assert not (tmp_path / "hf" / "mine.txt").exists()
+    assert aiscale("export", "run", "hf", "--overwrite", cwd=trained).returncode == 0
+    assert not (trained / "hf/mine.txt").exists()
 
 
-def test_a_failed_export_leaves_nothing_behind(tmp_path):
-    run = recipe("laptop").override(*TINY, "loop.steps=1")
-    run = dataclasses.replace(run, model=dataclasses.replace(run.model, parallel_residual=True))
-    fit(run, runs_dir=tmp_path, progress=False)
-    done = aiscale("export", "tiny", "hf", cwd=tmp_path)
-    assert done.returncode == 2 and done.stderr.startswith("aiscale: no format of transformers holds model.position")
-    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
-    (tmp_path / "file").write_text("")
-    done = aiscale("export", "tiny", "file/hf", cwd=tmp_path)
-    assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
+def test_what_cannot_be_exported_is_refused_in_a_line_and_leaves_nothing(trained):
+    (trained / "file").write_text("")
+    (trained / "empty").mkdir()
+    before = sorted(path.name for path in trained.iterdir())
+    for run, folder, said in (
+        ("run", "file/hf", "file"),
+        ("empty", "hf", "empty is no folder of a trainer"),
+        ("nowhere", "hf", "nowhere is no folder of a trainer"),
+    ):
+        done = aiscale("export", run, folder, cwd=trained)
+        assert done.returncode == 2 and said in done.stderr, done.stderr
+        assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
+    assert sorted(path.name for path in trained.iterdir()) == before
+
+
+def test_generate_continues_a_text_beyond_the_models_context(trained):
+    done = aiscale("generate", "run", "--prompt", "The ", "--tokens", "100", "--temperature", "0", cwd=trained)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("The ") and len(done.stdout.encode()) >= 100

@@ -11,9 +11,7 @@ import pytest
 
 from test_security import NAMESPACES
 
-TINY = "--set model.n_layer=1 --set model.n_head=2 --set model.d_model=16"
-JOB = f"train {TINY} --set loop.steps=1 --set loop.save_last=false --set parallel.strategy=ddp"
-TRAIN = f"{JOB} --nproc 2 --quiet".split()
+TRAIN = "train ddp --model 1x32 --steps 1 --save-every 0 --nproc 2".split()
 RANKS = """
 from aiscale import cluster
 ranks = cluster.start(2)

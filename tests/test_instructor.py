@@ -15,7 +15,7 @@ import pytest
 from aiscale import cost, lesson
 from aiscale.cli import _parser
 from aiscale.lesson.notebook import tags
-from aiscale.recipes import recipe
+from aiscale.plan.presets import model_of
 from browser import Browser, find_browser
 from ranks import wait_until
 
@@ -145,7 +145,7 @@ def test_the_quick_commands_of_the_page_do_what_it_says(clone):
         assert done.returncode == 0 and done.stdout, (command, done.stderr)
 
 
-GPT2 = recipe("gpt2").model
+GPT2 = model_of("gpt2")
 #: What `computed` names.
 ANSWERS = {
     "ring MB": f"{cost.wire_bytes('all_reduce', 100, world=8):g}",

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from aiscale import study
 from aiscale.cli import main
 from aiscale.data import learn
+from aiscale.measure import study
 from aiscale.train.export import hugging_face_tokenizer
 from centre import Call, Cluster
 from ranks import forked, wait_until

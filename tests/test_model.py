@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 
+import as_transformers
 from aiscale.config import ConfigError, ModelConfig
 from aiscale.model import GPT
 
@@ -55,7 +56,7 @@ ROTARY = [  # written as GPT-NeoX or Llama
 @pytest.mark.parametrize("config", GPT2_SHAPES + ROTARY, ids=range(len(GPT2_SHAPES + ROTARY)))
 def test_a_folder_we_write_gives_transformers_our_logits(config, tmp_path):
     model = make(config)
-    model.save_pretrained(tmp_path)
+    as_transformers.write(tmp_path, model.config, model.state_dict())
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     tokens = tokens_for(config, length=config.max_seq_len)
     torch.testing.assert_close(theirs(tokens).logits, model(tokens), atol=1e-5, rtol=0)

@@ -40,7 +40,7 @@ NAMESPACES += [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
 #: A command as another user, who is nobody.
 STRANGER = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 
-TINY = "--set model.n_layer=1 --set model.n_head=2 --set model.d_model=16 --set loop.steps=1000000 --quiet".split()
+TINY = "--model 1x32 --steps 1000000 --save-every 0".split()
 
 #: Three ways to start ranks on one machine; each prints where they listen. `seen` waits until the ranks have connected.
 LOOK = """
@@ -63,8 +63,8 @@ def seen(processes, wanted):
             return beyond(pids)
         time.sleep(0.2)
 
-train = ["-m", "aiscale", "train", "--runs-dir", {runs!r}, *{tiny!r}]
-launched = subprocess.Popen([sys.executable, *train, "--set", "parallel.strategy=ddp", "--nproc", "2"])
+train = ["-m", "aiscale", "train", "ddp", "--save", {runs!r}, *{tiny!r}]
+launched = subprocess.Popen([sys.executable, *train, "--nproc", "2"])
 code = "from aiscale.distributed import connect; world = connect('cpu'); world.barrier(); input()"
 by_hand = []
 for rank in range(2):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
 import signal
 import sys
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from aiscale.environment import shorten_temporary_folder
 from aiscale.private import keep_caches_private
-from aiscale.processes import usable_cores
+from aiscale.train.options import TRAINERS
 
 BAD_INPUT, INTERRUPTED, TERMINATED, NO_READER = 2, 130, 143, 141
 
@@ -84,7 +83,7 @@ def _run(argv: list[str]) -> int:
         from aiscale.measure.referee import command
 
         return command.main(argv[1:])
-    if argv[:1] == ["train"] and names_a_trainer(argv[1:]):
+    if argv[:1] == ["train"] and argv[1:2] not in ([], ["-h"], ["--help"]):
         from aiscale.train import command
 
         keep_caches_private()
@@ -109,9 +108,10 @@ def names_a_script(argv: list[str]) -> bool:
     return any(word.endswith(".py") or word in ("-m", "--module") for word in own)
 
 
-def names_a_trainer(argv: list[str]) -> bool:
-    """Whether `aiscale train ARGV` is a trainer by name, such as ddp."""
-    return bool(argv) and argv[0].isidentifier()
+def _train(args: argparse.Namespace) -> int:
+    """Without a trainer's name."""
+    print(f"aiscale: aiscale train NAME OPTIONS: NAME is one of {', '.join(TRAINERS)}", file=sys.stderr)
+    return BAD_INPUT
 
 
 def commands(wanted: str = "") -> dict[str, argparse.ArgumentParser]:
@@ -127,7 +127,7 @@ def _parser(wanted: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    _add_train(commands)
+    _command(commands, "train", "train a model", "aiscale train ddp --nproc 4; aiscale train ddp --help", _train)
     _add_delegated(commands, wanted)
     return parser
 
@@ -144,129 +144,9 @@ def _command(commands, name: str, help: str, example: str, run) -> argparse.Argu
     return parser
 
 
-def _add_train(commands) -> None:
-    example = "aiscale train --recipe laptop --set parallel.strategy=ddp --nproc 2"
-    parser = _command(commands, "train", "train a model", example, _train)
-    add = parser.add_argument
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument("--recipe", metavar="NAME", help="the name of a recipe; --list-recipes lists them")
-    source.add_argument(
-        "--config", metavar="FILE", help="read the run from a JSON file, such as the run.json of an earlier run"
-    )
-    source.add_argument("--list-recipes", action="store_true", help="list the recipes and exit")
-    add("--set", metavar="KEY=VALUE", action="append", default=[], help="change a setting, such as model.n_layer=4")
-    add("--nproc", type=int, metavar="N", help="start N ranks on this machine")
-    add("--runs-dir", default="runs", metavar="DIR", help="the folder for results (default: runs)")
-    add("--resume", action="store_true", help="resume from the newest checkpoint of this run")
-    add("--resume-if-any", action="store_true", help="resume if the run has a checkpoint, else start it")
-    add("--overwrite", action="store_true", help="replace the results of an earlier run")
-    add("--doctor", action="store_true", help="check nodes and network first; above 16 nodes if AISCALE_DOCTOR is set")
-    add(
-        "--note-saved",
-        metavar="FILE",
-        default=os.environ.get("AISCALE_NOTE_SAVED"),  # set by launchers
-        help="write the path of each complete checkpoint to FILE, then `stopped` or `hung`",
-    )
-    add("--quiet", action="store_true", help="show no progress bar and no summary")
-    add("--show", action="store_true", help="print the settings of the run as JSON and exit")
-    add("--json", action="store_true", help="print the summary as JSON")
-
-
-def _train(args: argparse.Namespace) -> int:
-    from aiscale.recipes import RECIPES
-
-    if args.list_recipes:
-        for name, make in RECIPES.items():
-            print(f"{name:20} {(make.__doc__ or '').strip().splitlines()[0]}")
-        return 0
-    run = _configured(args)
-    if args.show:
-        print(run.to_json())
-        return 0
-    if args.nproc is not None:
-        return _train_here(args, run)
-    from aiscale.train import AlreadyTrained, fit
-
-    # All ranks agree: none writes this file before all have connected.
-    resume = args.resume or (args.resume_if_any and (Path(args.runs_dir) / run.name / "run.json").exists())
-    options = {"overwrite": args.overwrite, "progress": not args.quiet, "note_saved": args.note_saved}
-    if args.doctor:
-        from aiscale.hpc.doctor import before_training
-
-        options["first"] = before_training
-    try:
-        result = fit(run, runs_dir=args.runs_dir, resume=resume, **options)
-    except AlreadyTrained as done:
-        if not args.resume_if_any:
-            raise
-        if os.environ.get("RANK", "0") == "0":  # a job that was requeued after its last step
-            print(f"aiscale: {done}", file=sys.stderr)
-        return 0
-    if os.environ.get("RANK", "0") == "0":  # connect() sets it under every launcher
-        _print_summary(result, args)
-    return INTERRUPTED if result.stopped else 0
-
-
-def _configured(args: argparse.Namespace):
-    from aiscale.config import ConfigError, Run
-    from aiscale.recipes import recipe
-
-    if args.config:
-        try:
-            tree = json.loads(Path(args.config).read_text())
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"--config {args.config} cannot be read as JSON: {error}") from None
-        run = Run.from_dict(tree.get("run", tree) if isinstance(tree, dict) else tree)
-    else:
-        run = recipe(args.recipe or "laptop")
-    return run.override(*args.set)
-
-
-def _train_here(args: argparse.Namespace, run) -> int:
-    """Start this command as N ranks, after checking what can be checked before that."""
-    from aiscale.config import ConfigError
-    from aiscale.launch import launch
-
-    if args.nproc < 1:
-        raise ConfigError(f"--nproc is {args.nproc}: it must be at least 1")
-    run.check_world(args.nproc)
-    # Before libraries are loaded in the process from which ranks are forked; they compute with torch, not numpy.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(usable_cores()) // args.nproc)))
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    strategy = {"megatron": "megatron.core"}.get(run.parallel.strategy, run.parallel.strategy)
-    needed = ["torch._dynamo", "aiscale.train", f"aiscale.parallel.{strategy}"]
-    if _may_be_a_rank():
-        from aiscale.distributed import find_launch
-
-        place = find_launch(os.environ)
-        if place.size > 1 or "RANK" in os.environ:
-            what = f"rank {place.rank} of {place.size}, by {place.launcher}"
-            raise ConfigError(f"--nproc starts ranks, but this process is one already ({what}): leave --nproc out")
-    alone = argparse.ArgumentParser(add_help=False)
-    alone.add_argument("--nproc")
-    _, others = alone.parse_known_args(sys.argv[1:])
-    return launch(args.nproc, ["-m", "aiscale", *others], preload=needed)
-
-
-def _print_summary(result, args: argparse.Namespace) -> None:
-    summary = result.summary
-    if args.json:
-        print(json.dumps({"path": str(result.path), "stopped": result.stopped, **summary}))
-        return
-    if args.quiet:
-        return
-    line = "{steps} steps, {tokens:,} tokens in {seconds:.1f} s ({tokens_per_s:,.0f} tokens/s); "
-    if not result.stopped:
-        line += "validation loss {val_loss:.3f}, perplexity {val_perplexity:.2f}; "
-    memory = f"at most {summary['peak_memory_bytes'] / 2**20:,.0f} MiB a rank"
-    print(f"{result.path}: {line.format(**summary)}{memory}")
-    if result.stopped:
-        print("stopped early: run the same command with --resume to continue", file=sys.stderr)
-
-
 #: name -> (help, example, the module that has add_arguments(parser) and run(args))
 _DELEGATED = {
-    "generate": ("continue a text with a trained model", "aiscale generate runs/laptop --tokens 200", "train.generate"),
+    "generate": ("continue a text with a trained model", "aiscale generate run --tokens 200", "train.generate"),
     "verify": (
         "check that strategies, or a script of your own, agree with one process",
         "aiscale verify 'zero*' ddp-x2; aiscale verify train_ddp.py --nproc 4",
@@ -276,8 +156,8 @@ _DELEGATED = {
     "doctor": ("check whether this machine is ready to train", "srun aiscale doctor", "hpc.doctor"),
     "data": ("prepare a corpus", "aiscale data prepare my_texts/ --out corpus/", "data.prepare"),
     "compare": ("compare finished runs with a baseline", "aiscale compare runs/dense runs/radius", "measure.compare"),
-    "evaluate": ("run lm-eval on a model", "aiscale evaluate runs/laptop --tasks aiscale_last_word", "train.evaluate"),
-    "export": ("write a model as a Hugging Face folder", "aiscale export runs/laptop mine/", "train.export"),
+    "evaluate": ("run lm-eval on a model", "aiscale evaluate run --tasks aiscale_last_word", "train.evaluate"),
+    "export": ("write a model as a Hugging Face folder", "aiscale export run mine/", "train.export"),
     "kernel": ("make Jupyter kernels for a site", "aiscale kernel install --site perlmutter", "hpc.kernel"),
     "submit": ("check and submit a job", "aiscale submit launchers/frontier/ddp.sbatch --dry-run", "hpc.submit"),
     "launchers": ("render the sbatch files of a site", "aiscale launchers --check", "hpc.launchers.render"),

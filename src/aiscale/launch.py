@@ -21,7 +21,7 @@ from aiscale.processes import INTERRUPTED_STATUS, start_python, usable_cores
 
 #: Exit status of a rank that fails only because it lost its connection to another one.
 LOST_STATUS = 75
-#: Exit status of the rank that has printed which ranks did not arrive (`distributed.hangs`).
+#: Exit status of the rank that has printed which ranks did not arrive (`train/watch.py`).
 HANG_STATUS = 76
 _BAD_INPUT_STATUS = 2  #: of `aiscale` after a one-line refusal
 

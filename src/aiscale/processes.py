@@ -33,7 +33,7 @@ THREAD_VARIABLES += ["VECLIB_MAXIMUM_THREADS"]
 
 INTERRUPTED_STATUS = 130  #: exit status of a process that Ctrl-C has ended
 #: A process that has used one of these, or on macOS one of Apple's frameworks, cannot be forked.
-_GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 _OF_RANKS = {signal.SIGINT, signal.SIGTERM}  #: signals on which ranks save
 _starting = threading.Lock()
 
@@ -162,7 +162,7 @@ def _ready_for(env: Mapping[str, str]) -> Iterator[None]:
 def start_method(preload: Sequence[str]) -> str:
     from multiprocessing import forkserver
 
-    if not preload or sys.platform != "linux" or any(map(os.path.exists, _GPUS)):
+    if not preload or sys.platform != "linux" or any(map(os.path.exists, GPU_DEVICES)):
         return "spawn"
     if forkserver.get_inherited_fds() is None:
         forkserver.set_forkserver_preload(["aiscale.uncollected", *preload])

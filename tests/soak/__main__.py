@@ -17,7 +17,9 @@ from pathlib import Path
 
 import torch
 
-from aiscale.train import open_trained
+from aiscale.train.record import read_note
+from aiscale.train.sharded_checkpoint import folders
+from aiscale.train.trained import weights_of
 from rehearsal import why_not
 from soak.testbed import KINDS, STEPS, Event, SoakError, Testbed, TooLate, losses
 
@@ -40,15 +42,14 @@ class Reference:
 
     @classmethod
     def of(cls, run: Path) -> Reference:
-        model, _ = open_trained(run)
-        return cls(weights=model.state_dict(), losses=losses(run))
+        return cls(weights=weights_of(folders(run)[0], read_note(run)), losses=losses(run))
 
 
 def difference(run: Path, wanted: Reference) -> str:
     """How a run differs from the undisturbed one; empty if it does not."""
     seen = Reference.of(run)
     if [step for step, _ in seen.losses] != [step for step, _ in wanted.losses]:
-        return f"metrics.jsonl has {len(seen.losses)} steps, not each of 1 to {len(wanted.losses)} once, in order"
+        return f"metrics.jsonl has {len(seen.losses)} steps, not each of {len(wanted.losses)} once, in order"
     if odd := [one for one, other in zip(seen.losses, wanted.losses, strict=True) if one != other]:
         return f"the loss differs from step {odd[0][0]} on"
     odd = [name for name, tensor in wanted.weights.items() if not torch.equal(tensor, seen.weights[name])]
@@ -66,10 +67,10 @@ def play(testbed: Testbed, name: str, events: list[Event], wanted: Reference) ->
                 at = testbed.await_step(job, name, event.step)
                 job = testbed.strike(event, job, name)
                 ranks = testbed.await_start(job, name, ranks)
-                start = testbed.described(name)["resumed_from_step"]
-                print(f"{name}: {KINDS[event.kind]} at step {at}, resumed from step {start}", flush=True)
+                start = testbed.described(name)["first_step"]
+                print(f"{name}: {KINDS[event.kind]} after {at} steps, goes on after {start}", flush=True)
                 if event.kind == "signal" and start < at:  # it leaves time for a checkpoint
-                    return f"USR1 came at step {at}, but the run went on from step {start}"
+                    return f"USR1 came after {at} steps, but the run went on after {start}"
             testbed.wait(job, lambda state, _: state == "COMPLETED", "does not end")
             return difference(testbed.run(name), wanted)
         except TooLate as error:

@@ -1,4 +1,4 @@
-"""The configuration of a training run, `Run`: model, data, optimizer, parallel layout and loop.
+"""What is trained, in the words of the formulas, `Run`: model, optimizer, parallel layout and loop.
 
 A tree of frozen dataclasses, saved in `runs/NAME/run.json`. World size is not checked here, since a laptop may write a
 `Run` for 1024 GPUs, but in `Run.check_world`, when processes connect.

@@ -1,4 +1,4 @@
-"""The named choices of a model, its optimizer, its precision: what each is, and which strategies refuse it, and why.
+"""The named choices of a model, its optimizer, its precision: what each is.
 
 A new choice is a row here, its formula in model/gpt.py or optim.py, and a line in tests/test_choices.py.
 """
@@ -6,8 +6,6 @@ A new choice is a row here, its formula in model/gpt.py or optim.py, and a line 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from aiscale.config.errors import require
 
 
 @dataclass(frozen=True)
@@ -52,35 +50,3 @@ OPTIMIZERS = {
 def is_orthogonalized(name: str, n_dims: int) -> bool:
     """Whether Muon orthogonalizes the update of this parameter; embeddings, head and vectors take AdamW's."""
     return n_dims == 2 and not any(word in name for word in ("embed", "head", "wte", "wpe", "shared"))
-
-
-_WHOLE = "adafactor lars lamb muon"
-_POSITIONS = "sinusoidal alibi t5 shaw huang"
-_ALL = "serial ddp zero fsdp pipeline megatron"
-#: (section.field, choices, strategies that refuse them): (why, what to set instead)
-REFUSED = {
-    ("model.norm", "deepnorm", "megatron"): ("its layers norm what attention and MLP read", "model.norm=layernorm"),
-    ("model.position", _POSITIONS, "megatron"): ("it knows learned and rotary positions", "model.position=rotary"),
-    ("model.position", "t5", "pipeline"): ("all layers share one table of biases", "model.position=alibi"),
-    ("optimizer.name", _WHOLE, "zero"): ("it needs whole tensors, DeepSpeed cuts them", "parallel.strategy=ddp"),
-    ("optimizer.name", _WHOLE, "megatron"): ("it needs whole tensors, a rank holds shards", "parallel.strategy=ddp"),
-    ("optimizer.name", "adafactor", "fsdp"): ("its means need whole rows and columns", "optimizer.name=lamb"),
-    ("optimizer.name", "muon", "pipeline"): (
-        "a stage without embeddings lacks a group of weights",
-        "optimizer.name=lamb",
-    ),
-    ("loop.precision", "fp64", "zero"): ("DeepSpeed's masters and messages are fp32", "loop.precision=fp32"),
-    ("optimizer.name", "adamw8bit", _ALL): (
-        "no library here has it; cost counts its bytes",
-        "optimizer.name=adamw",
-    ),
-}
-
-
-def refuse(strategy: str, chosen: dict[str, object]) -> None:
-    """Raise ConfigError if `strategy` cannot carry one of the choices, section.field -> name."""
-    for (key, names, strategies), (reason, instead) in REFUSED.items():
-        require(
-            chosen.get(key) not in names.split() or strategy not in strategies.split(),
-            f"{key} {chosen.get(key)} with parallel.strategy {strategy}: {reason}: set {instead}",
-        )

@@ -162,11 +162,3 @@ class CompressionConfig:
     @property
     def is_default(self) -> bool:
         return self == CompressionConfig()
-
-
-def forget_foreign_options(section: dict, chosen: set[str]) -> None:
-    """Reset the options that the section's method does not have to their defaults, unless they are in `chosen`. So
-    `compression.method=none` alone switches a recipe from radius to another method."""
-    for name, methods in _METHOD_OPTIONS.items():
-        if section["method"] not in methods and name not in chosen:
-            section[name] = CompressionConfig.__dataclass_fields__[name].default

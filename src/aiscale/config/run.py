@@ -1,19 +1,17 @@
-"""`Run`: all sections, the checks between them, overrides, and JSON."""
+"""`Run`: all sections and the checks between them; and dataclasses from JSON and TOML."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from aiscale.config.choices import refuse
 from aiscale.config.errors import ConfigError, hint, require
-from aiscale.config.layout import CompressionConfig, ParallelConfig, forget_foreign_options
+from aiscale.config.layout import CompressionConfig, ParallelConfig
 from aiscale.config.sections import DataConfig, HFModelConfig, LoopConfig, ModelConfig, OptimizerConfig
 
 
@@ -40,11 +38,6 @@ class Run:
             "shorten the first or lengthen the second",
         )
         require(
-            not self.loop.compile or self.parallel.strategy in ("serial", "ddp"),
-            f"loop.compile is true, but parallel.strategy {self.parallel.strategy} hooks into every layer: set it to "
-            "false, or strategy to ddp",
-        )
-        require(
             self.compression.is_default or self.parallel.strategy == "ddp",
             f"compression.method {self.compression.method} (wire {self.compression.wire}) with parallel.strategy "
             f"{self.parallel.strategy}: it is a communication hook of DDP: set parallel.strategy=ddp",
@@ -58,21 +51,6 @@ class Run:
             "compression with loop.precision fp16 would keep gradients of another loss scale: set loop.precision=bf16",
         )
         self.parallel.check_model(self.model)
-        names = {f"optimizer.{key}": value for key, value in vars(self.optimizer).items()}
-        names |= {f"model.{key}": value for key, value in vars(self.model).items()}
-        refuse(self.parallel.strategy, names | {"loop.precision": self.loop.precision})
-
-    def override(self, *assignments: str) -> Run:
-        """A copy with `section.key=value` applied in order; a new compression.method resets the old one's options."""
-        tree, paths = self.to_dict(), set()
-        for assignment in assignments:
-            path, equals, text = assignment.partition("=")
-            require(bool(equals), f"--set {assignment!r} has no '=': write it as section.key=value")
-            _assign(tree, path.strip(), text.strip())
-            paths.add(path.strip())
-        if "compression.method" in paths:
-            forget_foreign_options(tree["compression"], {path.partition(".")[2] for path in paths})
-        return Run.from_dict(tree)
 
     def check_world(self, world_size: int) -> int:
         """The number of data-parallel ranks among `world_size`; raises ConfigError if the run does not fit."""
@@ -80,17 +58,6 @@ class Run:
         n_micro, _ = self.loop.micro_batches(dp)
         self.parallel.check_micro_batches(n_micro)
         return dp
-
-    def to_dict(self) -> dict:
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_dict(tree: dict) -> Run:
-        """The inverse of to_dict; raises ConfigError on a key that does not exist."""
-        return build(Run, tree)
-
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=2)
 
 
 def build(cls: type, tree: object, prefix: str = ""):
@@ -141,24 +108,3 @@ def as_type(kind: type, value: object, path: str):
             raise
         names = {int: "a whole number", float: "a number", str: "text"}
         raise ConfigError(f"{path} is {value!r}: it must be {names[kind]}") from None
-
-
-def _assign(tree: dict, path: str, text: str) -> None:
-    section, dot, key = path.partition(".")
-    if not dot:
-        if path in tree and not isinstance(tree[path], dict):
-            tree[path] = text
-            return
-        owners = [f"{s}.{path}" for s, keys in tree.items() if isinstance(keys, dict) and path in keys]
-        raise ConfigError(f"unknown key {path}: " + (f"did you mean {owners[0]}?" if owners else "write section.key"))
-    if not isinstance(tree.get(section), dict):
-        raise ConfigError(f"unknown key {section}: {hint(section, (s for s in tree if isinstance(tree[s], dict)))}")
-    if section == "model" and key in ("model_type", "folder") and key not in tree[section]:
-        # The section changes from our GPT to Hugging Face, with the same shape or the folder's.
-        names = {f.name: f.default for f in dataclasses.fields(HFModelConfig)}
-        tree[section] = {name: tree[section].get(name, default) for name, default in names.items()}
-    if section == "model" and key == "folder":
-        tree[section] |= {name: 0 for name, value in tree[section].items() if type(value) is int} | {"model_type": ""}
-    if key not in tree[section]:
-        raise ConfigError(f"unknown key {path}: {hint(key, tree[section], prefix=section + '.')}")
-    tree[section][key] = text

@@ -131,31 +131,21 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LoopConfig:
-    steps: int = 300  #: optimizer steps; ignored when epochs is set
-    epochs: float = 0.0  #: passes over the training windows; 0: count steps instead
+    steps: int = 300  #: optimizer steps
     seq_len: int = 128  #: T, tokens in one sequence
     global_batch: int = 16  #: sequences in one optimizer step, over all ranks
     micro_batch: int = 0  #: sequences in one forward pass of one rank; 0: all of the rank's share at once
     precision: Precision = "fp32"
-    eval_every: int = 100  #: steps between evaluations; 0: only at the end
-    eval_batches: int = 8  #: global batches in one evaluation
-    log_every: int = 1  #: steps between lines of metrics.jsonl
     checkpoint_every: int = 0  #: steps between checkpoints; 0: only at the end
     checkpoint_minutes: float = 0.0  #: longest time between checkpoints; 0: no limit
     keep_checkpoints: int = 2  #: the number of newest checkpoints to keep on disk
     save_last: bool = True  #: save a checkpoint after the last step; a run that is stopped early always does
-    hang_timeout_s: float = 240.0  #: a longer collective ends the job and names the rank it waits for; 0: never
-    seed: int = 1337  #: of the initial weights
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    backend: Literal["auto", "gloo"] = "auto"  #: auto: NCCL between GPUs, else gloo; gloo: ranks may share a GPU
-    link_mbit_s: float = 0.0  #: slow the ranks' links to this many Mbit/s in each direction; 0: do not slow
     compile: bool = False  #: torch.compile the model: slow to start, fast on GPUs
 
     def __post_init__(self) -> None:
-        require_positive("loop", self, "seq_len global_batch eval_batches log_every keep_checkpoints")
-        counts = "steps epochs micro_batch eval_every checkpoint_every checkpoint_minutes hang_timeout_s link_mbit_s"
+        require_positive("loop", self, "steps seq_len global_batch keep_checkpoints")
+        counts = "micro_batch checkpoint_every checkpoint_minutes"
         require_not_negative("loop", self, counts)
-        require(bool(self.steps or self.epochs), "loop.steps and loop.epochs are both 0: set one of them")
 
     def micro_batches(self, dp: int) -> tuple[int, int]:
         """(number of micro-batches, sequences in each) for one of `dp` data-parallel ranks."""

@@ -1,4 +1,4 @@
-"""Connect the ranks of a job, count what they send, and end the job when one of them fails or hangs.
+"""Connect the ranks of a job, count what they send, and end the job when one of them fails.
 
 world = connect()                     # under torchrun, srun, mpiexec, in a notebook's engine, or alone
 world.rank, world.size, world.device
@@ -8,5 +8,4 @@ world.traffic.snapshot()              # bytes by collective since the start
 from aiscale.distributed.connect import PeerError, World, connect
 from aiscale.distributed.counter import Traffic
 from aiscale.distributed.failing import alike, end_now, lost_another_rank
-from aiscale.distributed.hangs import watching
 from aiscale.distributed.rendezvous import ConnectError, Launch, find_launch, host_store

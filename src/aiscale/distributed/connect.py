@@ -169,7 +169,7 @@ def connect(device: str = "auto", timeout_s: float = 300.0, *, backend: str = "a
         dist.destroy_process_group()
     here = pick_device(device, place, shared=backend == "gloo")
     nccl = here.type == "cuda" and backend != "gloo"
-    link = Link("between GPUs NCCL's links are real: set loop.link_mbit_s=0, or loop.backend=gloo" if nccl else "")
+    link = Link("between GPUs NCCL's links are real: do not slow them, or connect(backend='gloo')" if nccl else "")
     metered = wire.backend_for(traffic := Traffic(), link, nccl=nccl)
     if here.type == "cuda":
         torch.cuda.set_device(here)
@@ -271,7 +271,7 @@ def pick_device(device: str, place: Launch, shared: bool = False) -> torch.devic
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise ConnectError("loop.device is cuda, but torch sees no GPU here: set loop.device=auto, or check the driver")
+        raise ConnectError("device is cuda, but torch sees no GPU here: take auto, or check the driver")
     count = torch.cuda.device_count()
     if shared or count >= place.local_size:
         return torch.device("cuda", place.local_rank % count)
@@ -281,7 +281,7 @@ def pick_device(device: str, place: Launch, shared: bool = False) -> torch.devic
     if device == "cuda":
         raise ConnectError(
             f"{place.local_size} ranks on this node, but torch sees {count} GPUs: start {count} ranks a node, "
-            "or set loop.backend=gloo to share them, or loop.device=cpu"
+            "or share them by backend='gloo', or take the CPU"
         )
     return torch.device("cpu")
 

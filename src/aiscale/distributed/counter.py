@@ -4,8 +4,8 @@
     traffic.groups()               # {("all_reduce", Group("dp", (0, 2))): Count(...)} by group
     traffic.progress.table()       # {"dp 0-6/2": [number, "all_reduce", 4096, seconds ago, step]}: latest by group
 
-`wire` records gloo's calls; for NCCL `pull` reads torch's flight recorder (`attach`). `hangs` compares all ranks'
-tables, in which a message is a collective of its two ranks, sender and receiver ("3>5").
+`wire` records gloo's calls; for NCCL `pull` reads torch's flight recorder (`attach`). In these
+tables a message is a collective of its two ranks, sender and receiver ("3>5").
 """
 
 from __future__ import annotations

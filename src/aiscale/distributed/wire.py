@@ -4,8 +4,8 @@ DDP sends from C++ threads, FSDP from autograd hooks, DeepSpeed from its own eng
 a `torch.distributed.ProcessGroup`. Groups made later (new_group, a device mesh, Megatron-Core's) use the same backend.
 A payload is the whole buffer (the output of an all-gather, the input of a reduce-scatter), whatever the algorithm.
 
-gloo reads host memory. If ranks hold their tensors on a GPU (loop.backend=gloo), `Staged` sends copies. A `link` slows
-gloo to the rate of a network card. NCCL is not wrapped; `counter` reads torch's flight recorder.
+gloo reads host memory. If ranks hold their tensors on a GPU (connect(backend='gloo')), `Staged` sends copies. A `link`
+slows gloo to the rate of a network card. NCCL is not wrapped; `counter` reads torch's flight recorder.
 """
 
 from __future__ import annotations

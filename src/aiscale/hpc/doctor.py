@@ -22,7 +22,6 @@ from typing import Literal, TextIO
 import psutil
 
 from aiscale import environment
-from aiscale.config import ConfigError
 from aiscale.processes import usable_cores
 
 GIB = 2**30
@@ -34,7 +33,6 @@ LEAST_MEMORY_GIB = 2.5  # the eight ranks of lesson 07
 LEAST_FILES = 1024  # every rank has connections to its neighbours and files of its loader open
 LEAST_SPACE_GIB = 2
 ALL_REDUCE_BYTES = 16 * 2**20
-MANY_NODES = 16  #: above, `aiscale train --doctor` looks only if it is asked to
 COME_UP_S = 1800  #: at 256 nodes of Frontier 2,016 of 2,048 ranks had connected after 601 s
 
 
@@ -202,14 +200,6 @@ def _as_rank(device: str, *, look: bool) -> int:
         return int(_said(world, look, sys.stdout))
     finally:
         world.close()
-
-
-def before_training(world) -> None:
-    """What `srun aiscale doctor` says, by ranks that are about to train; on many nodes only if asked."""
-    many = int(os.environ.get("SLURM_NNODES", "1")) > MANY_NODES
-    wish = os.environ.get("AISCALE_DOCTOR") or ("off" if many else "warn")
-    if wish != "off" and _said(world, True, sys.stderr) and wish == "strict":
-        raise ConfigError("AISCALE_DOCTOR=strict: put right what is marked ✗ above, or leave the variable out")
 
 
 def _said(world, look: bool, out: TextIO) -> bool:

@@ -173,8 +173,8 @@ def _machine(job: Launcher) -> str:
 
 #: what helps a node whose ranks need too much, by when they need it
 _LESS_ON_THE_HOST = {
-    "drawing weights": "a --model of presets.toml that is not transformers' own, whose ranks draw "
-    "one tensor at a time; or fewer ranks a node, by --ntasks-per-node of #SBATCH and of srun",
+    "drawing weights": "--stage 2, or fsdp.sbatch, whose ranks draw one tensor at a time; or fewer "
+    "ranks a node, by --ntasks-per-node of #SBATCH and of srun",
     "saving": "more nodes, which divide the states (megatron without --no-zero1, fsdp, zero); or "
     "fewer ranks a node, by --ntasks-per-node of #SBATCH and of srun",
 }

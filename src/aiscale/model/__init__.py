@@ -4,7 +4,6 @@ build.py makes the module that a `Run` trains, ours (gpt.py) or transformers'; p
 tokens stand, kernels.py a few operations that are faster than plain torch.
 """
 
-from aiscale.model.build import build_model, count_parameters
 from aiscale.model.gpt import ACTIVATIONS, GPT
 from aiscale.model.kernels import cross_entropy, cross_entropy_plain
 from aiscale.model.positions import place

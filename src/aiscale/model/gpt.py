@@ -24,7 +24,6 @@ from torch.utils.checkpoint import checkpoint
 
 from aiscale.config import ConfigError, ModelConfig
 from aiscale.config.choices import ACTIVATIONS as CHOICES
-from aiscale.model import hf
 from aiscale.model.kernels import Linear, causal_attention, cross_entropy
 from aiscale.model.positions import distance_scores, place, rotate, sinusoids
 
@@ -225,7 +224,3 @@ class GPT(nn.Module):
         if targets is None:
             return F.linear(x, self.head_weight)
         return cross_entropy(x, self.head_weight, targets)
-
-    def save_pretrained(self, folder) -> None:
-        """Write a Hugging Face folder; raises ConfigError if no format of theirs can hold this model."""
-        hf.write(folder, self.config, self.state_dict())

@@ -191,7 +191,6 @@ class Shape:
     gated: bool = False  #: SwiGLU: two matrices on the way up
     vocab: int
     tied: bool = False
-    drawn_whole: bool = False  #: each rank's host holds all weights at first: transformers' models
     seq: int
 
     def __post_init__(self) -> None:
@@ -267,12 +266,10 @@ SHAPES: dict[str, Shape] = {
 
 def shape_of(model: ModelConfig | HFModelConfig, seq: int) -> Shape:
     """The planner's view of a model. Raises ConfigError where our GPT has no such shape."""
-    of_transformers = isinstance(model, HFModelConfig)
-    model = model.shape if of_transformers else model
+    model = model.shape if isinstance(model, HFModelConfig) else model
     return Shape(
         layers=model.n_layer, hidden=model.d_model, heads=model.n_head, kv_heads=model.kv_heads, ffn=model.ff_width,
         gated=model.gated, vocab=model.vocab_size, tied=model.tied, seq=seq,
-        drawn_whole=of_transformers,
     )  # fmt: skip
 
 

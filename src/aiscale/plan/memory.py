@@ -113,10 +113,9 @@ def host_bytes(shape: Shape, layout: Layout) -> dict[str, float]:
     table = shape.table_parameters
     largest = max(table, *(columns * inner for _, columns, inner in shape.layer_products(1, 1)))
     model_parallel = layout.tp * layout.pp > 1
-    # The trainers draw one tensor at a time, or the rank's part of it. What transformers or
-    # DeepSpeed's stage 3 gets is whole.
-    whole = shape.drawn_whole or layout.zero_stage == 3
-    drawn = shape.parameters if whole else largest
+    # The trainers draw one tensor at a time, or the rank's part of it. DeepSpeed's stage 3 gets
+    # all on the host.
+    drawn = shape.parameters if layout.zero_stage == 3 else largest
     if model_parallel:
         # Megatron-Core's masters and two moments are copied before any is written.
         most = max(stage_parameters(shape, layout, stage) for stage in layout.stages(shape))

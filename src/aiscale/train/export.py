@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiscale.config import ConfigError, require_writable
-from aiscale.data import Tokenizer
+from aiscale.data import Tokenizer, learn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
 def export(run: str | Path, folder: str | Path, *, overwrite: bool = False) -> Path:
     """Write the model of a run folder's newest checkpoint to `folder`; raises ConfigError if it cannot."""
-    from aiscale.train.records import open_trained
+    from aiscale.train.trained import open_folder
 
     folder = Path(folder)
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
         raise ConfigError(f"{folder} is not empty: name another folder, or add --overwrite")
     require_writable(folder, "")
-    model, tokenizer = open_trained(run)
+    model, text = open_folder(run)
+    tokenizer = Tokenizer.from_json(text) if text else learn("byte", ())
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)

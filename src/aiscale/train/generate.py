@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,23 +17,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     import torch
-    from transformers import AutoModelForCausalLM
 
     from aiscale.config import ConfigError
-    from aiscale.model.build import quiet
-    from aiscale.train import open_trained
+    from aiscale.data import Tokenizer, learn
+    from aiscale.train.trained import open_folder
 
-    model, tokenizer = open_trained(args.path)
-    if getattr(model.config, "objective", "next") != "next":
-        raise ConfigError(f"model.model_type {model.config.model_type} predicts no next token: generate with gpt2")
+    model, stored = open_folder(args.path)
+    tokenizer = Tokenizer.from_json(stored) if stored else learn("byte", ())
     text = torch.tensor([tokenizer.encode(args.prompt)])
     for name, value, least in (("prompt", text.numel(), 1), ("tokens", args.tokens, 0)):
         if value < least:
             raise ConfigError(f"--{name} has {value} tokens: it must have at least {least}")
-    quiet()
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        theirs = AutoModelForCausalLM.from_pretrained(folder)
     torch.manual_seed(args.seed)
     how = {"do_sample": True, "temperature": args.temperature, "top_k": args.top_k}
     how = how if args.temperature else {"do_sample": False}
@@ -42,6 +35,6 @@ def run(args: argparse.Namespace) -> None:
     while text.shape[1] < length:
         seen = text if text.shape[1] < window else text[:, -(window // 2) :]  # a full window drops its older half
         more = min(length - text.shape[1], window - seen.shape[1])
-        new = theirs.generate(seen, attention_mask=torch.ones_like(seen), max_new_tokens=more, pad_token_id=0, **how)
+        new = model.generate(seen, attention_mask=torch.ones_like(seen), max_new_tokens=more, pad_token_id=0, **how)
         text = torch.cat([text, new[:, seen.shape[1] :]], dim=1)
     print(tokenizer.decode(text[0].tolist()))

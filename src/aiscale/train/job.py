@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 import time
 
 import torch
@@ -15,9 +16,10 @@ import torch.distributed as dist
 from aiscale.train.data import share_of
 from aiscale.train.optimizer import rate
 from aiscale.train.presets import shape_of
-from aiscale.train.ranks import device, rank, told, world_size
-from aiscale.train.record import Record
+from aiscale.train.ranks import agree, device, rank, told, world_size
+from aiscale.train.record import Record, other_text
 from aiscale.train.refusal import refuse
+from aiscale.train.sharded_checkpoint import gather
 
 
 class Later:
@@ -46,9 +48,11 @@ class Job:
         self.saved_s = self.before_s = time.monotonic()
         self.paused_s = None  #: since when an evaluation or a checkpoint holds up the next step
         self.flops_per_token = shape_of(args.model).flops_per_token(args.length)
+        check_text(args, text_digest)
+        processes = gather([socket.gethostname(), os.getpid()])
         self.record = None
         if rank == 0:
-            self.record = Record(args, first, world_size, text_digest)
+            self.record = Record(args, first, world_size, text_digest, processes)
         if first >= args.steps and rank == 0:
             print(f"{args.save} has seen all --steps {args.steps}: nothing to do", flush=True)
 
@@ -94,6 +98,8 @@ class Job:
         self.stopping = self.stopping or bool(stopping)
         self.overdue = self.overdue or bool(overdue)
         if not math.isfinite(loss):
+            if rank == 0:
+                self.record.finish("failed")
             refuse(f"the loss is {loss} at step {step}: lower --lr or raise --warm-up")
         if rank != 0:
             return
@@ -140,6 +146,16 @@ class Job:
         if rank == 0:
             print(f"step {step} val_loss {loss:.6f}", flush=True)
             self.record.add("eval", step=step, loss=loss, perplexity=math.exp(min(loss, 700.0)))
+
+
+def check_text(args, text_digest):
+    """Ends all ranks unless they have read one text, the same as before where a run goes on."""
+    digests = gather(text_digest)
+    for other, digest in enumerate(digests):
+        if digest != digests[0]:
+            where = f"--text {args.text} is not the same on ranks 0 and {other}"
+            refuse(f"{where}: give every node the same file")
+    agree(other_text(args, text_digest) if rank == 0 else None)
 
 
 @torch.no_grad()

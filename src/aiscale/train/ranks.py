@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from aiscale.train.layout import misfit
-from aiscale.train.record import other_training
+from aiscale.train.record import other_job, other_training
 from aiscale.train.refusal import refuse
 from aiscale.train.sharded_checkpoint import gather
 from aiscale.train.watch import watch
@@ -69,10 +69,17 @@ def start(args):
     connect(args)
     if world_size > 1:
         watch(args.patience)
-    # Rank 0 looks, and all follow.
-    reason = gather(other_training(args, world_size) if rank == 0 else None)
-    if reason[0]:
-        refuse(reason[0])
+    reason = None
+    if rank == 0:
+        reason = other_training(args, world_size) or other_job(args)
+    agree(reason)
+
+
+def agree(reason):
+    """Ends all ranks if rank 0 has a reason to."""
+    reason = gather(reason)[0]
+    if reason:
+        refuse(reason)
 
 
 def connect(args):

@@ -20,57 +20,41 @@ from pathlib import Path
 
 import torch
 
-from aiscale.train.refusal import refuse
-
 PACKAGES = ("aiscale", "torch", "transformers", "deepspeed", "megatron-core")
 #: A training goes on only with the same value of these.
 LASTING = "model length batch held_out seed optimizer bf16 fp16 fp64 no_zero1".split()
 #: Trainers whose checkpoints are their library's.
 OWN_CHECKPOINTS = ("zero", "megatron")
 TRAINER = Path(sys.argv[0]).stem  #: the script that runs
+LOCKED = []  #: the file whose lock this process has until it ends
 
 
 class Record:
-    """The files of one run."""
+    """The files of one run. `processes`: host and process id of each rank."""
 
-    def __init__(self, args, first, world_size, text_digest):
+    def __init__(self, args, first, world_size, text_digest, processes=()):
         self.folder = Path(args.save)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.lock()
         self.note = {
             "trainer": TRAINER,
             "options": vars_of(args),
             "text_sha256": text_digest,
             "world_size": world_size,
             "nodes": nodes(world_size),
+            "processes": processes,
+            "first_step": first,
             "status": "running",
             "started": now(),
             "command": sys.argv,
             "versions": versions(),
             "machine": machine(),
         }
-        before = read_note(self.folder)
-        if before and before["text_sha256"] != text_digest:
-            was = before["options"]["text"]
-            refuse(f"--save {self.folder} learns from another text, {was}: choose another folder")
         self.write_note()
         tokenizer = Path(args.text) / "tokenizer.json"
         if tokenizer.exists():  # of a folder of `aiscale data prepare`
             shutil.copyfile(tokenizer, self.folder / tokenizer.name)
         self.rewind(first)
         self.metrics = (self.folder / "metrics.jsonl").open("a", buffering=1)
-
-    def lock(self):
-        """Keeps other jobs out of the folder, where its file system has locks."""
-        self.locked = (self.folder / ".lock").open("a")
-        try:
-            fcntl.flock(self.locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            refuse(
-                f"--save {self.folder}: another job writes there; wait, or choose another folder"
-            )
-        except OSError:
-            pass
 
     def rewind(self, first):
         """Drops what a run that was stopped has noted after its last checkpoint."""
@@ -88,7 +72,6 @@ class Record:
         self.note |= {"status": status, "ended": now()}
         self.write_note()
         self.metrics.close()
-        self.locked.close()
 
     def write_note(self):
         write_whole(self.folder / "run.json", json.dumps(self.note, indent=1))
@@ -98,6 +81,30 @@ def read_note(folder):
     """run.json of a folder, or None."""
     file = Path(folder) / "run.json"
     return json.loads(file.read_text()) if file.exists() else None
+
+
+def other_job(args):
+    """Keeps other jobs out of --save, where the file system has locks; or says one is there."""
+    folder = Path(args.save)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / ".lock").open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return f"--save {folder}: another job writes there; wait, or choose another folder"
+    except OSError:
+        pass
+    LOCKED.append(file)
+    return None
+
+
+def other_text(args, text_digest):
+    """Why --save goes on with another text only, or None."""
+    before = read_note(args.save)
+    if before and before["text_sha256"] != text_digest:
+        was = before["options"]["text"]
+        return f"--save {args.save} learns from another text, {was}: choose another folder"
+    return None
 
 
 def other_training(args, world_size):

@@ -17,13 +17,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
     set_state_dict,
 )
 
-from aiscale.train.refusal import refuse
+from aiscale.train.refusal import BAD_SETTINGS, refuse
 
 #: Works also where ranks optimize different parameters.
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -68,10 +69,14 @@ def write(path, steps, fill):
     final = Path(path) / f"{steps:08}"
     partial = final.with_suffix(".part")
     if rank == 0:
-        shutil.rmtree(partial, ignore_errors=True)
+        for left in Path(path).glob("[0-9]*.part"):  # by a job that was killed while it wrote
+            shutil.rmtree(left)
         partial.mkdir(parents=True)
     dist.barrier()
-    fill(partial)
+    try:
+        fill(partial)
+    except (Exception, CheckpointException) as error:
+        end_unwritten(partial, error)
     dist.barrier()
     files = sorted(file for file in partial.rglob("*") if file.is_file())
     mine = {str(file.relative_to(partial)): digest_of(file) for file in files[rank::size]}
@@ -93,6 +98,21 @@ def write(path, steps, fill):
         Path(os.environ["AISCALE_NOTE_SAVED"]).write_text(f"{final}\n")
 
 
+def end_unwritten(partial, error):
+    """One line where a checkpoint cannot be written, as on a full disk."""
+    number, told_to_all = dist.get_rank(), isinstance(error, CheckpointException)
+    if told_to_all and error.failures:  # Megatron-Core's other ranks know only that it failed
+        number, (error, _) = next(iter(error.failures.items()))
+    shutil.rmtree(partial, ignore_errors=True)
+    why = str(error).partition("\n")[0]
+    said = f"rank {number} could not write {partial}: {type(error).__name__}: {why}"
+    said += "; earlier checkpoints are untouched: see that the disk has space, and start again"
+    if told_to_all:
+        refuse(said)
+    print(f"aiscale: {said}", file=sys.stderr, flush=True)
+    sys.exit(BAD_SETTINGS)
+
+
 def folders(path):
     """Checkpoints, the newest first."""
     return sorted(Path(path).glob("[0-9]" * 8), reverse=True)
@@ -104,9 +124,11 @@ def newest(path):
     rank, size = dist.get_rank(), dist.get_world_size()
     found = gather([str(folder) for folder in folders(path)])[0]  # rank 0 looks, all follow
     for folder in map(Path, found):
-        note, damaged = {"steps": 0, "files": {}}, []
+        steps, damaged = int(folder.name), []
         try:
             note = json.loads((folder / NOTE).read_text())
+            if note["steps"] != steps:
+                damaged.append(NOTE)
             for name in sorted(note["files"])[rank::size]:
                 if not (folder / name).is_file() or digest_of(folder / name) != note["files"][name]:
                     damaged.append(name)
@@ -114,7 +136,7 @@ def newest(path):
             damaged.append(NOTE)
         damaged = [name for names in gather(damaged) for name in names]
         if not damaged:
-            return folder, note["steps"]
+            return folder, steps
         if rank == 0:
             say = f"{folder} is damaged ({damaged[0]} is not what was written): going back"
             print(say, file=sys.stderr, flush=True)

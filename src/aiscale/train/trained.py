@@ -7,6 +7,7 @@ Our GPT has GPT-2's architecture: its weights need other names only.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from aiscale.train.options import options
 from aiscale.train.presets import is_ours, shape_of
 from aiscale.train.record import read_note
 from aiscale.train.refusal import refuse
-from aiscale.train.sharded_checkpoint import folders
+from aiscale.train.sharded_checkpoint import NOTE, digest_of, folders
 
 #: Parts of a block of ours, and of GPT-2's.
 PARTS = {
@@ -30,10 +31,16 @@ PARTS = {
 
 def open_folder(path):
     """(model of transformers, text of its tokenizer.json or None for bytes) of a --save folder."""
-    note = read_note(path)
+    try:
+        note = read_note(path)
+    except ValueError:
+        note = None
+    if note is None or "options" not in note:
+        refuse(f"{path} is no folder of a trainer (--save): it has no readable run.json of one")
     found = folders(path)
     if not found:
         refuse(f"{path} holds no checkpoint: let the run reach one (--save-every)")
+    check_whole(found[0])
     if note["trainer"] == "megatron":
         refuse(f"{path} is of Megatron-Core: its own tools/checkpoint/convert.py exports it")
     args = options().parse_args(["--model", note["options"]["model"]])
@@ -49,7 +56,17 @@ def open_folder(path):
         model.load_state_dict(theirs, strict=False, assign=True)  # a tied head is there once
         model.tie_weights()
     tokenizer = Path(path) / "tokenizer.json"
+    # As many tokens as it was made for, whatever the architecture calls that.
+    model.config.max_seq_len = shape_of(args.model).context
     return model.eval(), tokenizer.read_text() if tokenizer.exists() else None
+
+
+def check_whole(folder):
+    """Ends with a line if a file of a checkpoint is not what was written."""
+    for name, digest in json.loads((folder / NOTE).read_text())["files"].items():
+        if not (folder / name).is_file() or digest_of(folder / name) != digest:
+            say = f"{folder} is damaged ({name} is not what was written)"
+            refuse(f"{say}: delete it to use the one before")
 
 
 def weights_of(folder, note):

@@ -1,1 +1,0 @@
-"""What is left of the referee of `fit`: it goes with it. `aiscale verify` is in `measure`."""
