@@ -1,4 +1,4 @@
-"""kill -9 of one rank in the middle of a step ends all ranks within 20 s, and the dead rank is named."""
+"""A rank that is killed (within 20 s) or stopped in the middle of a step ends all ranks, and is named."""
 
 import os
 import signal
@@ -29,4 +29,17 @@ def test_a_rank_killed_in_a_step_is_named_and_ends_all_ranks(trainer, ranks, vic
     _, err = job.communicate()  # pytest's own limit ends a run that hangs
     assert time.monotonic() - start < 20
     assert f"aiscale: rank {victim} of {ranks} died: signal 9 (SIGKILL)" in err and job.returncode == 137, err
+    assert not processes_with(str(tmp_path))
+
+
+@extended
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_stopped_rank_is_named_and_ends_all_ranks(victim, tmp_path):
+    options = ("--model", "1x16", "--length", "16", "--steps", "1000000", "--save-every", "0", "--patience", "30")
+    job, pids = begun(tmp_path, "ddp", 2, *options, steps=2)
+    os.kill(pids[victim], signal.SIGSTOP)
+    _, err = job.communicate()
+    assert job.returncode == 76, err
+    (line,) = [line for line in err.splitlines() if "ranks wait" in line]
+    assert f"rank {victim} no longer answers" in line
     assert not processes_with(str(tmp_path))

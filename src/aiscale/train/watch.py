@@ -135,4 +135,5 @@ class Watch:
 def watch(patience_s: float) -> None:
     """Starts the thread; call it after init_process_group."""
     watching = Watch(patience_s)
+    watching.write(begun())  # or a rank that stops in its first seconds would be unknown
     threading.Thread(target=watching.run, name="watch", daemon=True).start()
