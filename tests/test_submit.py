@@ -133,7 +133,7 @@ def test_each_planted_fault_is_named_in_one_line_with_its_remedy(fault, env, wor
 def test_a_job_whose_ranks_overfill_a_nodes_memory_is_refused(file, words, state, told, remedy, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "large").mkdir()
-    shape = {"model_type": "gpt2", "n_layer": 600, "n_head": 25, "n_embd": 1600, "n_positions": 1024}
+    shape = {"model_type": "gpt2", "n_layer": 600, "n_head": 25, "n_embd": 1600, "n_positions": 2048}
     (tmp_path / "large/config.json").write_text(json.dumps(shape | {"vocab_size": 50257}))
     path = FOLDER / f"frontier/{file}.sbatch"
     job = Launcher.read(path, site("frontier"), args=words)
