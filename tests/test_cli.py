@@ -119,7 +119,7 @@ def test_a_training_that_is_interrupted_leaves_no_process_and_no_half_file(numbe
     time.sleep(1)
     os.kill(job.pid, number)
     _, err = job.communicate(timeout=60)
-    assert job.returncode in (130, 143) and "Traceback" not in err, (job.returncode, err)
+    assert job.returncode == 0 and "Traceback" not in err, (job.returncode, err)  # it has saved
     left = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")]
     assert [path for path in left if not re.fullmatch(r"run(/.*)?", path)] == []
     wait_until(lambda: not processes_with(str(tmp_path)), 20, "no process is left")
