@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -270,6 +271,16 @@ def test_every_launcher_is_read_without_being_run(path, monkeypatch):
         assert training.args.text == (lesson.corpus or TEXT)
         assert training.misfit(job.ranks) is None
     assert [word for word in job.modules if "/" in word] or "$" in job.text
+
+
+def test_the_readmes_dense_twin_of_radius_is_the_same_training_by_ddp(tmp_path):
+    [command] = re.findall(r"^sed .*$", (FOLDER / "README.md").read_text(), re.M)
+    subprocess.run(["bash", "-c", f'cd "$1" && {command.replace("> ", "> $2/")}', "-", ROOT, tmp_path], check=True)
+    sparse = Launcher.read(FOLDER / "perlmutter/radius_355m.sbatch", site("perlmutter")).training()
+    dense = Launcher.read(tmp_path / "dense.sbatch", site("perlmutter")).training()
+    assert (sparse.trainer, dense.trainer) == ("radius", "ddp")
+    own = {"density", "interval", "dense_until"}
+    assert {key: value for key, value in vars(sparse.args).items() if key not in own} == vars(dense.args)
 
 
 @pytest.mark.parametrize("time, hours", [("30", 0.5), ("30:00", 0.5), ("1:30:00", 1.5), ("2-1", 49), ("1-00:30", 24.5)])

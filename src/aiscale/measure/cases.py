@@ -81,13 +81,13 @@ class Case:
 
     def referee(self) -> str:
         """The command by which the referee looks for the place where the trainer parts."""
-        script = Path(__file__).parents[1] / "train" / f"{self.trainer}.py"
         words = self.options.split()
         for number, word in enumerate(words):
             if word in ("--tp", "--pp"):  # the reference is one rank
                 words[number + 1] = f"'{{min({words[number + 1]},N)}}'"
         words += ["--micro-batch", "1", "--save", "'{TMP}/run'"]
-        return f"aiscale verify {script} --nproc {self.ranks} -- {' '.join(words)}"
+        start = f"aiscale verify -m aiscale.train.{self.trainer} --nproc {self.ranks}"
+        return f"{start} -- {' '.join(words)}"
 
 
 def serial(model: str, optimizer: str, precision: str) -> Case:

@@ -36,14 +36,14 @@ class Lesson:
     perplexity: float = 0  #: of the held-out text after all steps, published
     corpus: str = ""  #: the default of CORPUS; empty: Python's help texts
     settings: Settings = ()
+    #: by GPUs per node; the next lower number is used
     layouts: Mapping[int, Settings] = field(default_factory=dict)
-    """By GPUs per node; the next lower number is used."""
     variants: Mapping[str, str] = field(default_factory=dict)  #: to compare: what it is -> options
     exports: tuple[str, ...] = ()  #: NAME=value  # the reason: variables of the ranks
     ranks: int = 0  #: 0: one node
     shared: str = ""  #: the QOS in which these ranks get a part of a node
+    #: as many ranks on CPUs instead, on a part of a node, where the site has such parts
     on_cpus: int = 0
-    """As many ranks on CPUs instead, on a part of a node, where the site has such parts."""
     gpu_memory_gb: float = 0  #: the least that a GPU must have
     hours: float = 0.5
     signal_s: int = 300  #: this long before the time limit, to save a checkpoint
