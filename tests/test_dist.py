@@ -141,12 +141,13 @@ def test_a_port_in_use_is_named(tmp_path):
 
 
 def test_a_rank_that_times_out_names_the_missing_rank():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    code = "from aiscale.distributed import connect; connect('cpu', timeout_s=2)"
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, text=True)
+    # Bound and never listening: nobody else can take the port meanwhile, and whoever connects is refused.
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        port = nobody.getsockname()[1]
+        env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        code = "from aiscale.distributed import connect; connect('cpu', timeout_s=2)"
+        done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, text=True)
     assert f"rank 1 of 2 waited 2 s at 127.0.0.1:{port} for the others" in done.stderr.strip().splitlines()[-1]
 
 
