@@ -1,8 +1,8 @@
 """The cells of appendix A5 with five seeds: how often each training's model is right.
 
-    python benchmarks/assistant.py src/aiscale/published/measured/assistant.json     # five minutes on one core
+    python benchmarks/assistant.py src/aiscale/published/measured/assistant.json
 
-The notebook draws it.
+It takes five minutes on one core. The notebook draws it.
 """
 
 import json

@@ -1,13 +1,15 @@
-"""Choices of a model and of its training, one at a time, each over three seeds or nine: the numbers of lesson 14.
+"""Choices of a model and of its training, one at a time, over three seeds or nine, for lesson 14.
 
-    python benchmarks/choices.py FOLDER [--topics norms formats] [--quick]    # half an hour on two cores
+    python benchmarks/choices.py FOLDER [--topics norms formats] [--quick]  # half an hour, 2 cores
 
-A small GPT reads the bytes of Python's help texts. Norms, positions, activations and optimizers get the same search:
-on seed 3 the learning rate goes by factors of 2 from a usual one until both neighbours are worse; then seeds 0, 1 and
-2 run at the best. Schedules, formats and norms over 300 steps are compared at 2^-8. Each run is a small JSON in FOLDER,
-so a stopped benchmark goes on where it was; FOLDER/choices.json is the result. --quick: a few steps, to try the script.
-Cases test explanations. "embeddings 2^-5" and "2^-8": under Muon embeddings take AdamW's step at Muon's rate.
-"sinusoidal, D^-0.5": the model multiplies embeddings by D^0.5, so that they start as large as the waves.
+A small GPT reads the bytes of Python's help texts. Norms, positions, activations and optimizers get
+the same search: on seed 3 the learning rate goes by factors of 2 from a usual one until both
+neighbours are worse; then seeds 0, 1 and 2 run at the best. Schedules, formats and norms over 300
+steps are compared at 2^-8. Each run is a small JSON in FOLDER, so a stopped benchmark goes on where
+it was; FOLDER/choices.json is the result. --quick: a few steps, to try the script. Cases test
+explanations. "embeddings 2^-5" and "2^-8": under Muon embeddings take AdamW's step at Muon's rate.
+"sinusoidal, D^-0.5": the model multiplies embeddings by D^0.5, so that they start as large as the
+waves.
 """
 
 import argparse
@@ -33,21 +35,36 @@ from instruments.choices import block_scaled, held_out_loss, train, warmed
 
 SEEDS, SEARCH_SEED, CURVE, DECAY = (0, 1, 2), 3, 20, 0.2
 NINE = (*SEEDS, *range(4, 10))  #: where three seeds left a claim open
-#: LARS': its vectors take plain steps at the whole rate, so matrices need a ratio with which SGD's rate, 1, fits both;
-#: with the paper's 0.001 the best rate was 16, and vectors took steps 16 times as long as SGD's best
+#: LARS': its vectors take plain steps at the whole rate, so matrices need a ratio with which SGD's
+#: rate, 1, fits both; with the paper's 0.001 the best rate was 16, and vectors took steps 16 times
+#: as long as SGD's best
 TRUST = 2**-6
 SEARCHED = ("norms", "positions", "activations", "optimizers")
 SHAPE = {"n_layer": 2, "n_head": 4, "d_model": 64, "max_seq_len": 256}
-BASE = {"optimizer": "adamw", "lr": 2**-8, "batch": 16, "length": 64, "steps": 200, "warm": 0.1, "schedule": "cosine"}
+BASE = {
+    "optimizer": "adamw",
+    "lr": 2**-8,
+    "batch": 16,
+    "length": 64,
+    "steps": 200,
+    "warm": 0.1,
+    "schedule": "cosine",
+}
 
-# Number formats -------------------------------------------------------------------------------------------------------
+# Number formats ----------------------------------------------------------------------------------
 
 #: bits of exponent and fraction, largest number
-BITS = {"tf32": (8, 10, 3.4e38), "e4m3": (4, 3, 448), "e5m2": (5, 2, 57344), "e3m2": (3, 2, 28), "e2m1": (2, 1, 6)}
+BITS = {
+    "tf32": (8, 10, 3.4e38),
+    "e4m3": (4, 3, 448),
+    "e5m2": (5, 2, 57344),
+    "e3m2": (3, 2, 28),
+    "e2m1": (2, 1, 6),
+}
 
 
 def nearest(x, kind):
-    """The nearest numbers of a format, ties to even; what is too large becomes its largest number."""
+    """The nearest numbers of a format, ties to even; what is too large becomes its largest."""
     exponent_bits, fraction_bits, largest = BITS[kind]
     exponent = (torch.frexp(x).exponent - 1).clamp(min=2 - 2 ** (exponent_bits - 1))
     step = torch.exp2((exponent - fraction_bits).float())
@@ -55,7 +72,8 @@ def nearest(x, kind):
 
 
 def scaled(x, kind, size, scale="power"):
-    """`size` neighbours along the last dim share a scale: a power of two (MX), an e4m3 number (NVFP4), or fp32."""
+    """`size` neighbours along the last dim share a scale.
+    It is a power of two (MX), an e4m3 number (NVFP4), or fp32."""
     blocks, largest = x.reshape(-1, size), BITS[kind][2]
     most = blocks.abs().amax(1, keepdim=True).clamp(min=1e-30)
     if scale == "power":
@@ -103,8 +121,9 @@ FORMATS = {
 
 
 class Product(torch.autograd.Function):
-    """x w^T, of which all three products, one forward and two backward, read rounded operands; sums are fp32. Blocks
-    lie along the dim that a product sums over, so a tensor is rounded once for each product."""
+    """x w^T, of which all three products read rounded operands; sums are fp32.
+    One product is forward, two are backward. Blocks lie along the dim that a product sums over, so
+    a tensor is rounded once for each product."""
 
     @staticmethod
     def forward(ctx, x, w, rounding):
@@ -116,22 +135,24 @@ class Product(torch.autograd.Function):
     def backward(ctx, d_y):
         (x, w), (own, of_gradient) = ctx.saved_tensors, ctx.rounding
         d_x = of_gradient(d_y) @ own(w.T.contiguous()).T
-        d_w = of_gradient(d_y.flatten(0, -2).T.contiguous()) @ own(x.flatten(0, -2).T.contiguous()).T
+        d_w = (
+            of_gradient(d_y.flatten(0, -2).T.contiguous()) @ own(x.flatten(0, -2).T.contiguous()).T
+        )
         return d_x, d_w, None
 
 
 def round_products(model, rounding):
-    """All layers' matrices; embedding, head and attention's own products stay in fp32, as in NVIDIA's recipes."""
+    """All layers' matrices; as NVIDIA's recipes do, embedding, head and attention stay in fp32."""
     for layer in model.blocks.modules():
         if isinstance(layer, Linear):
             layer.forward = lambda x, m=layer: Product.apply(x, m.weight, rounding) + m.bias
 
 
-# 8-bit Adam -----------------------------------------------------------------------------------------------------------
+# 8-bit Adam --------------------------------------------------------------------------------------
 
 
 def pack(x, power, size=256):
-    """One byte for each number, and an fp32 scale for each block: sign(x) |x / largest|^power in 127ths."""
+    """One byte a number, and an fp32 scale a block: sign(x) |x / largest|^power in 127ths."""
     blocks = F.pad(x.flatten(), (0, -x.numel() % size)).view(-1, size)
     largest = blocks.abs().amax(1, keepdim=True).clamp(min=1e-30)
     return ((blocks / largest).abs() ** power * blocks.sign() * 127).round().to(torch.int8), largest
@@ -139,7 +160,11 @@ def pack(x, power, size=256):
 
 def unpack(codes, largest, power, like):
     share = codes / 127
-    return (share.abs() ** (1 / power) * share.sign() * largest).flatten()[: like.numel()].view_as(like)
+    return (
+        (share.abs() ** (1 / power) * share.sign() * largest)
+        .flatten()[: like.numel()]
+        .view_as(like)
+    )
 
 
 class Adam8bit(torch.optim.Optimizer):
@@ -155,7 +180,10 @@ class Adam8bit(torch.optim.Optimizer):
         (one, two), lr = self.betas, self.param_groups[0]["lr"]
         for p in self.param_groups[0]["params"]:
             state = self.state[p]
-            m, root = (unpack(*state[key], self.power, p) if state else torch.zeros_like(p) for key in ("m", "root"))
+            m, root = (
+                unpack(*state[key], self.power, p) if state else torch.zeros_like(p)
+                for key in ("m", "root")
+            )
             m, v = one * m + (1 - one) * p.grad, two * root**2 + (1 - two) * p.grad**2
             state["m"], state["root"] = pack(m, self.power), pack(v.sqrt(), self.power)
             if p.dim() > 1:
@@ -165,7 +193,12 @@ class Adam8bit(torch.optim.Optimizer):
 
 def state_bytes(optimizer):
     """Bytes of the tensors that an optimizer keeps, step counters left out."""
-    kept = [part for state in optimizer.state.values() for value in state.values() for part in parts(value)]
+    kept = [
+        part
+        for state in optimizer.state.values()
+        for value in state.values()
+        for part in parts(value)
+    ]
     return sum(tensor.nbytes for tensor in kept if tensor.dim())
 
 
@@ -173,7 +206,7 @@ def parts(value):
     return value if isinstance(value, tuple) else (value,) if torch.is_tensor(value) else ()
 
 
-# A run ----------------------------------------------------------------------------------------------------------------
+# A run -------------------------------------------------------------------------------------------
 
 
 def build_model(case):
@@ -214,12 +247,16 @@ def optimizer_of(model, case, lr):
 def rate_of_embeddings(model, optimizer, factor):
     """At each step the embeddings' rate is the others' times `factor`."""
     of_embeddings = {id(p) for name, p in model.named_parameters() if "embedding" in name}
-    group = next(g for g in optimizer.param_groups if any(id(p) in of_embeddings for p in g["params"]))
+    group = next(
+        g for g in optimizer.param_groups if any(id(p) in of_embeddings for p in g["params"])
+    )
     apart = [p for p in group["params"] if id(p) in of_embeddings]
     group["params"] = [p for p in group["params"] if id(p) not in of_embeddings]
     optimizer.add_param_group(group | {"params": apart})
     first = optimizer.param_groups[0]
-    optimizer.register_step_pre_hook(lambda *_: optimizer.param_groups[-1].update(lr=first["lr"] * factor))
+    optimizer.register_step_pre_hook(
+        lambda *_: optimizer.param_groups[-1].update(lr=first["lr"] * factor)
+    )
 
 
 def run(case, lr, seed):
@@ -229,8 +266,14 @@ def run(case, lr, seed):
         round_products(model, FORMATS[kind])
     optimizer, scale = optimizer_of(model, case, lr), 2.0**16 if "loss scaling" in kind else 1.0
     sizes = {key: case[key] for key in ("steps", "batch", "length")}
-    losses, skipped = train(model, optimizer, lr, seed=seed, schedule=schedule_of(case), loss_scale=scale, **sizes)
-    result = {"val": held_out_loss(model, case["length"]).mean().item(), "losses": losses, "skipped": skipped}
+    losses, skipped = train(
+        model, optimizer, lr, seed=seed, schedule=schedule_of(case), loss_scale=scale, **sizes
+    )
+    result = {
+        "val": held_out_loss(model, case["length"]).mean().item(),
+        "losses": losses,
+        "skipped": skipped,
+    }
     if case.get("lengths"):
         by_place = {n: held_out_loss(model, n) for n in case["lengths"]}
         result["by_length"] = {n: losses.mean().item() for n, losses in by_place.items()}
@@ -238,47 +281,94 @@ def run(case, lr, seed):
     return result | {"parameters": model.num_parameters(), "state_bytes": state_bytes(optimizer)}
 
 
-# Cases ----------------------------------------------------------------------------------------------------------------
+# Cases -------------------------------------------------------------------------------------------
 
 
 def all_cases():
     """{topic: {name: case}}."""
-    found = {topic: {} for topic in ("norms", "positions", "activations", "optimizers", "schedules", "formats")}
-    norms = {"pre, layer": "layernorm", "pre, RMS": "rmsnorm", "deep": "deepnorm", "post": "deepnorm"}
+    found = {
+        topic: {}
+        for topic in ("norms", "positions", "activations", "optimizers", "schedules", "formats")
+    }
+    norms = {
+        "pre, layer": "layernorm",
+        "pre, RMS": "rmsnorm",
+        "deep": "deepnorm",
+        "post": "deepnorm",
+    }
     for name, norm in norms.items():
         shape = {"n_layer": 48, "d_model": 32, "n_head": 2, "norm": norm, "max_seq_len": 32}
         deep = {"length": 32, "batch": 8, "steps": 60, "model": shape, "post_norm": name == "post"}
         found["norms"][name] = deep
         found["norms"][f"{name}, 300 steps"] = deep | {"steps": 300, "searched": False}
     for name in ("learned", "sinusoidal", "rotary", "alibi", "t5", "shaw", "huang", "none"):
-        shape = {"position": "learned" if name == "none" else name, "relative_distance": 32, "relative_buckets": 16}
-        case = {"model": shape, "no_position": name == "none", "lengths": [64, 128, 256], "steps": 250, "batch": 8}
+        shape = {
+            "position": "learned" if name == "none" else name,
+            "relative_distance": 32,
+            "relative_buckets": 16,
+        }
+        case = {
+            "model": shape,
+            "no_position": name == "none",
+            "lengths": [64, 128, 256],
+            "steps": 250,
+            "batch": 8,
+        }
         found["positions"][name] = case
         if name == "sinusoidal":
-            found["positions"]["sinusoidal, D^-0.5"] = case | {"embedding_std": SHAPE["d_model"] ** -0.5}
+            found["positions"]["sinusoidal, D^-0.5"] = case | {
+                "embedding_std": SHAPE["d_model"] ** -0.5
+            }
     for name in ("relu", "gelu", "silu", "reglu", "geglu", "swiglu"):
-        shape = {"d_model": 48, "activation": name, "d_ff": 128 if "glu" in name else 192, "bias": False}
+        shape = {
+            "d_model": 48,
+            "activation": name,
+            "d_ff": 128 if "glu" in name else 192,
+            "bias": False,
+        }
         found["activations"][name] = {"model": shape, "steps": 250, "batch": 8}
-    usual = {"sgd": 0.5, "adam": 2**-8, "adamw": 2**-8, "adafactor": 2**-5, "lars": 1.0, "lamb": 2**-6, "muon": 2**-7}
+    usual = {
+        "sgd": 0.5,
+        "adam": 2**-8,
+        "adamw": 2**-8,
+        "adafactor": 2**-5,
+        "lars": 1.0,
+        "lamb": 2**-6,
+        "muon": 2**-7,
+    }
     for batch, steps in ((8, 200), (64, 75)):
         sizes = {"batch": batch, "steps": steps}
-        found["optimizers"] |= {f"{n}, batch {batch}": {"optimizer": n, "lr": lr, **sizes} for n, lr in usual.items()}
-        found["optimizers"][f"adamw, embeddings 2^-5, batch {batch}"] = {"embeddings_lr": 2**-5, **sizes}
+        found["optimizers"] |= {
+            f"{n}, batch {batch}": {"optimizer": n, "lr": lr, **sizes} for n, lr in usual.items()
+        }
+        found["optimizers"][f"adamw, embeddings 2^-5, batch {batch}"] = {
+            "embeddings_lr": 2**-5,
+            **sizes,
+        }
         for name in ("adamw", "muon", "adamw, embeddings 2^-5"):
             found["optimizers"][f"{name}, batch {batch}"]["seeds"] = NINE
         for name, power in (("adamw8bit", 0.5), ("adamw8bit, even codes", 1.0)):
             case = {"optimizer": "adamw8bit", "power": power, **sizes}
             found["optimizers"][f"{name}, batch {batch}"] = case
-    only_one_change = found["optimizers"]["adamw, embeddings 2^-5, batch 8"] | {"searched": False}  # AdamW's best rate
+    # AdamW's best rate
+    only_one_change = found["optimizers"]["adamw, embeddings 2^-5, batch 8"] | {"searched": False}
     found["optimizers"]["adamw 2^-8, embeddings 2^-5, batch 8"] = only_one_change
-    of_adamw = {"lr": 2**-5, "embeddings_lr": 2**-8, "searched": False}  # Muon's best rate, and AdamW's for embeddings
-    found["optimizers"]["muon 2^-5, embeddings 2^-8, batch 8"] = found["optimizers"]["muon, batch 8"] | of_adamw
+    # Muon's best rate, and AdamW's for embeddings
+    of_adamw = {"lr": 2**-5, "embeddings_lr": 2**-8, "searched": False}
+    found["optimizers"]["muon 2^-5, embeddings 2^-8, batch 8"] = (
+        found["optimizers"]["muon, batch 8"] | of_adamw
+    )
     for schedule, warms in {"constant": (0.0, 0.1), "cosine": (0.0, 0.1), "wsd": (0.1,)}.items():
         for warm in warms:
             name = f"{schedule}, {'warm-up' if warm else 'no warm-up'}"
             found["schedules"][name] = {"schedule": schedule, "warm": warm, "batch": 8}
     for schedule in ("cosine", "wsd"):
-        found["schedules"][f"{schedule}, half as long"] = {"schedule": schedule, "steps": 100, "warm": 0.2, "batch": 8}
+        found["schedules"][f"{schedule}, half as long"] = {
+            "schedule": schedule,
+            "steps": 100,
+            "warm": 0.2,
+            "batch": 8,
+        }
     found["formats"] = {name: {"format": name, "steps": 120} for name in FORMATS}
     for name in ("fp32", "mxfp4", "nvfp4", "control: products 0"):
         found["formats"][name]["seeds"] = NINE
@@ -318,7 +408,14 @@ def measure(job):
     tried = search(loss_at, case["lr"]) if topic in SEARCHED and case.get("searched", True) else {}
     lr = min(tried, key=tried.get) if tried else case["lr"]
     runs = [stored(folder, f"{topic}-{name}", case, lr, seed) for seed in case.get("seeds", SEEDS)]
-    print(topic, name, f"lr {lr:g}", *(f"{each['val']:.3f}" for each in runs), runs[0]["seconds"], flush=True)
+    print(
+        topic,
+        name,
+        f"lr {lr:g}",
+        *(f"{each['val']:.3f}" for each in runs),
+        runs[0]["seconds"],
+        flush=True,
+    )
     return topic, name, summary(lr, tried, runs)
 
 
@@ -344,7 +441,9 @@ def finite(value):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--topics", nargs="+", choices=list(all_cases()), default=list(all_cases()))
     parser.add_argument("--processes", type=int, default=2)
@@ -353,9 +452,15 @@ def main():
     args.folder.mkdir(parents=True, exist_ok=True)
     short, cases = {"steps": 3, "batch": 2} if args.quick else {}, all_cases()
     jobs = [
-        (args.folder, topic, name, BASE | case | short) for topic in args.topics for name, case in cases[topic].items()
+        (args.folder, topic, name, BASE | case | short)
+        for topic in args.topics
+        for name, case in cases[topic].items()
     ]
-    result = {"machine": machine_facts(), "seeds": list(SEEDS), "topics": {topic: {} for topic in args.topics}}
+    result = {
+        "machine": machine_facts(),
+        "seeds": list(SEEDS),
+        "topics": {topic: {} for topic in args.topics},
+    }
     with get_context("spawn").Pool(args.processes) as pool:
         for topic, name, entry in pool.imap_unordered(measure, jobs):
             result["topics"][topic][name] = entry

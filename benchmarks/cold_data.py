@@ -1,13 +1,16 @@
-"""Windows of a text that is not in memory: mapped, read into RAM first (spooled), or copied to faster storage (staged).
+"""Windows of a text that is not in memory: mapped, read into RAM (spooled), or copied (staged).
 
-    python benchmarks/cold_data.py OUT.json                              # 4 GB, written and removed again: minutes
-    python benchmarks/cold_data.py OUT.json --gb 30 --folder /scratch/me  # more than this machine's memory
+    # 4 GB, written and removed again: minutes
+    python benchmarks/cold_data.py OUT.json
+    # more than this machine's memory
+    python benchmarks/cold_data.py OUT.json --gb 30 --folder /scratch/me
 
-Reads windows in the random order of training (`aiscale.data.Batches`), other ones in each round. Before a cold
-measurement the file leaves the page cache, for which nobody needs to be root: fsync, then posix_fadvise(DONTNEED);
-`resident` is the share that mincore still finds. A reboot would empty more: the disk's own cache and, of a virtual
-machine, its host's. What does not fit into memory is left out. `steps` are starved ones: they wait for their batch,
-then sleep as long as a GPU might compute; `read ahead` has a thread that is one batch ahead.
+Reads windows in the random order of training (`aiscale.data.Batches`), other ones in each round.
+Before a cold measurement the file leaves the page cache, for which nobody needs to be root: fsync,
+then posix_fadvise(DONTNEED); `resident` is the share that mincore still finds. A reboot would empty
+more: the disk's own cache and, of a virtual machine, its host's. What does not fit into memory is
+left out. `steps` are starved ones: they wait for their batch, then sleep as long as a GPU might
+compute; `read ahead` has a thread that is one batch ahead.
 """
 
 import argparse
@@ -47,7 +50,7 @@ def mapped(file, advice=mmap.MADV_NORMAL):
 
 
 def read(file, keep=True):
-    """The whole file, in order; keep: into RAM of this process, else only through the page cache."""
+    """The whole file, in order; keep: into this process, else only through the page cache."""
     held, at = np.empty(file.stat().st_size if keep else BLOCK, np.uint8), 0
     with file.open("rb", buffering=0) as stream:
         while got := stream.readinto(held[at : at + BLOCK]):
@@ -94,10 +97,13 @@ def from_disk():
 
 
 def measure(file, stage):
-    """Each way in each round: seconds to prepare, MB/s of windows, bytes from the disk for each byte of a window."""
+    """Each way in each round: seconds to prepare, MB/s of windows, bytes from the disk a byte."""
     size, copy = file.stat().st_size, stage / file.name
     fits = size < 0.6 * psutil.virtual_memory().available
-    ways = {"mapped": lambda: mapped(file), "mapped, MADV_RANDOM": lambda: mapped(file, mmap.MADV_RANDOM)}
+    ways = {
+        "mapped": lambda: mapped(file),
+        "mapped, MADV_RANDOM": lambda: mapped(file, mmap.MADV_RANDOM),
+    }
     if fits:
         ways |= {"spooled": lambda: read(file), "mapped, warm": lambda: read(file, keep=False)}
         ways |= {"spooled from a warm file": lambda: read(file)}
@@ -112,7 +118,12 @@ def measure(file, stage):
             prepare_s, before, start = time.perf_counter() - start, from_disk(), time.perf_counter()
             take(tokens, number * STEPS)
             mb_s, disk = used / (time.perf_counter() - start) / 1e6, (from_disk() - before) / used
-            row = {"prepare_s": prepare_s, "mb_s": mb_s, "disk_bytes_per_byte": disk, "resident": resident}
+            row = {
+                "prepare_s": prepare_s,
+                "mb_s": mb_s,
+                "disk_bytes_per_byte": disk,
+                "resident": resident,
+            }
             found[name].append(row)
             del tokens
             copy.unlink(missing_ok=True)
@@ -123,23 +134,32 @@ def measure(file, stage):
         else:
             take(mapped(file), first)  # the same windows, once before
         steps[name] = take(mapped(file), first, ahead, COMPUTE_S)
-    return {"ways": [{"name": name, **spread(rows)} for name, rows in found.items()], "steps": steps}
+    return {
+        "ways": [{"name": name, **spread(rows)} for name, rows in found.items()],
+        "steps": steps,
+    }
 
 
 def spread(rows):
     """Of each figure the median over the rounds, and the lowest and highest."""
     figures = {key: [row[key] for row in rows if row[key] is not None] for key in rows[0]}
     return {
-        key: {"median": statistics.median(values), "low": min(values), "high": max(values)} if values else None
+        key: {"median": statistics.median(values), "low": min(values), "high": max(values)}
+        if values
+        else None
         for key, values in figures.items()
     }
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path, metavar="OUT.json")
     parser.add_argument("--gb", type=float, default=4.0, help="size of the file (10^9 bytes)")
-    parser.add_argument("--folder", type=Path, help="where to write it; default: the folder for temporary files")
+    parser.add_argument(
+        "--folder", type=Path, help="where to write it; default: the folder for temporary files"
+    )
     parser.add_argument("--stage", type=Path, default=Path("/dev/shm"), help="the faster storage")
     args = parser.parse_args()
     size = int(args.gb * 1e9) // 2 * 2
@@ -148,13 +168,26 @@ if __name__ == "__main__":
         start = time.perf_counter()
         write(file, size)
         if evict(file) > 0.05:
-            raise SystemExit(f"{folder} keeps files in memory, as a tmpfs does: name a --folder on a disk")
+            raise SystemExit(
+                f"{folder} keeps files in memory, as a tmpfs does: name a --folder on a disk"
+            )
         found = {"write_s": time.perf_counter() - start, **measure(file, args.stage)}
-    shape = {"file_bytes": size, "seq_len": T, "global_batch": BATCH, "compute_s": COMPUTE_S, "rounds": ROUNDS}
+    shape = {
+        "file_bytes": size,
+        "seq_len": T,
+        "global_batch": BATCH,
+        "compute_s": COMPUTE_S,
+        "rounds": ROUNDS,
+    }
     args.out.write_text(json.dumps({"machine": machine_facts(), **shape, **found}, indent=1))
     for way in found["ways"]:
-        mb_s, disk, before = (way[key]["median"] for key in ("mb_s", "disk_bytes_per_byte", "prepare_s"))
-        print(f"{way['name']:26} {mb_s:8.1f} MB/s, {disk:5.1f} bytes from the disk a byte, {before:6.2f} s before")
+        mb_s, disk, before = (
+            way[key]["median"] for key in ("mb_s", "disk_bytes_per_byte", "prepare_s")
+        )
+        print(
+            f"{way['name']:26} {mb_s:8.1f} MB/s, {disk:5.1f} bytes from the disk a byte, "
+            f"{before:6.2f} s before"
+        )
     for name, steps in found["steps"].items():
         waited, whole = map(sum, zip(*steps, strict=True))
         print(f"steps, {name:19} wait for data {waited / whole:.0%} of their time")

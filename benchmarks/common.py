@@ -1,7 +1,8 @@
 """What the benchmarks share: fair timing, the facts of a machine, tables with targets, and ranks.
 
-Contenders take turns, and their ratio is taken round by round: two programs that run one after the other see two
-different machines, since another job starts or the processor warms up. The result is the median of the rounds' ratios.
+Contenders take turns, and their ratio is taken round by round: two programs that run one after the
+other see two different machines, since another job starts or the processor warms up. The result is
+the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from aiscale.train import record
 
 _CPUS = Path("/proc/cpuinfo")
 #: whether the processor multiplies bf16 itself (Linux only); without that, bf16 is slower than fp32
-HAS_BF16 = _CPUS.exists() and not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(_CPUS.read_text().split())
+HAS_BF16 = _CPUS.exists() and not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(
+    _CPUS.read_text().split()
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +49,8 @@ class Paired:
 
 
 def paired(contenders: dict[str, Callable[[], object]], rounds: int, *, warmup: int = 1) -> Paired:
-    """Run all contenders in turn, `rounds` times, forwards and backwards; the first `warmup` rounds, in which caches
-    fill and libraries load, do not count."""
+    """Run all contenders in turn, `rounds` times, forwards and backwards.
+    The first `warmup` rounds, in which caches fill and libraries load, do not count."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for round_index in range(-warmup, rounds):
         for name in list(contenders) if round_index % 2 == 0 else list(reversed(contenders)):
@@ -80,19 +83,22 @@ def machine_facts() -> dict:
     }
 
 
-def on_ranks(n: int, script: str, *arguments: object, start: Callable[[int, Sequence[str]], int] = launch) -> dict:
-    """What `answer(...)` of `script` gets on n new ranks, called by the script itself as `python SCRIPT --rank ...`."""
+def on_ranks(
+    n: int, script: str, *arguments: object, start: Callable[[int, Sequence[str]], int] = launch
+) -> dict:
+    """What `answer(...)` of `script` gets on n new ranks, each `python SCRIPT --rank ...`."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out.json")
         if status := start(n, [script, "--rank", str(out), json.dumps(arguments)]):
             raise SystemExit(
-                f"the ranks of {Path(script).name} ended with status {status}; the reason is printed above"
+                f"the ranks of {Path(script).name} ended with status {status}; "
+                "the reason is printed above"
             )
         return json.loads(out.read_text())
 
 
 def as_rank(measure: Callable[..., dict]) -> None:
-    """In a rank that `on_ranks` has started: measure(world, *arguments), of which rank 0 hands back the result."""
+    """In a rank of `on_ranks`: measure(world, *arguments); rank 0 hands back the result."""
     _, out, arguments = sys.argv[1:]
     world = connect("cpu")
     result = measure(world, *json.loads(arguments))
@@ -109,8 +115,12 @@ def check(name: str, value: float, target: float, *, at_most: bool = True) -> di
 
 def arguments(script_doc: str) -> argparse.ArgumentParser:
     """The options that all benchmarks have."""
-    parser = argparse.ArgumentParser(description=script_doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="measure less and shorter, without checks: a trial")
+    parser = argparse.ArgumentParser(
+        description=script_doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="measure less and shorter, without checks: a trial"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser
 
@@ -125,13 +135,15 @@ def finish(result: dict, show: Callable[[dict], None], as_json: bool) -> int:
         rows = []
         for each in result["checks"]:
             target = f"{'at most' if each['at_most'] else 'at least'} {each['target']:g}"
-            rows.append((each["name"], f"{each['value']:.3f}", target, "met" if each["met"] else "MISSED"))
+            rows.append(
+                (each["name"], f"{each['value']:.3f}", target, "met" if each["met"] else "MISSED")
+            )
         table("targets", ("", "measured", "target", ""), rows)
     return 0 if all(each["met"] for each in result["checks"]) else 1
 
 
 def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table, if it has rows; where standard output is no terminal, wide enough that no number wraps."""
+    """Print a table, if it has rows; without a terminal, wide enough that no number wraps."""
     from rich.console import Console  # only here: a machine that writes JSON may lack it
     from rich.table import Table
 

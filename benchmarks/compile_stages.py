@@ -1,10 +1,11 @@
-"""Compiling a pipeline's stages beside running them, as the Turing report did on IPUs: appendix A4's numbers.
+"""Compiling a pipeline's stages beside running them, as on Turing's IPUs: appendix A4's numbers.
 
     python benchmarks/compile_stages.py OUT.json   # some minutes on two cores; needs a C++ compiler
 
-The report's two models, with 12 layers, on 1, 2 and 4 ranks that compile and run their stage at the same time, each on
-one core's thread (four ranks share two cores, if there are only two). `compile_s` is the first sequence of the slowest
-rank, forward and backward, with empty caches; `sequence_s` one more, and `plain_s` one without compiling.
+The report's two models, with 12 layers, on 1, 2 and 4 ranks that compile and run their stage at the
+same time, each on one core's thread (four ranks share two cores, if there are only two).
+`compile_s` is the first sequence of the slowest rank, forward and backward, with empty caches;
+`sequence_s` one more, and `plain_s` one without compiling.
 """
 
 import json
@@ -28,7 +29,9 @@ class Stage(nn.Module):
         super().__init__()
         self.first, self.last = rank == 0, rank == ranks - 1
         self.token, self.place = nn.Embedding(VOCABULARY, width), nn.Embedding(T, width)
-        block = nn.TransformerEncoderLayer(width, HEADS, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+        block = nn.TransformerEncoderLayer(
+            width, HEADS, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True
+        )
         self.blocks = nn.TransformerEncoder(block, LAYERS // ranks, enable_nested_tensor=False)
         self.head = nn.Linear(width, VOCABULARY, bias=False)
 
@@ -51,7 +54,11 @@ def seconds(stage, x, together):
 def work(rank, ranks, width, together, said):
     torch.set_num_threads(1)
     stage = Stage(width, rank, ranks)
-    x = torch.randint(VOCABULARY, (1, T)) if rank == 0 else torch.randn(1, T, width, requires_grad=True)
+    x = (
+        torch.randint(VOCABULARY, (1, T))
+        if rank == 0
+        else torch.randn(1, T, width, requires_grad=True)
+    )
     plain = list(seconds(stage, x, together))
     with TemporaryDirectory() as cache:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
@@ -67,7 +74,10 @@ def main(out):
             mp.spawn(work, (ranks, width, spawn.Barrier(ranks), said), nprocs=ranks)
             slowest = map(max, zip(*(said.get() for _ in range(ranks)), strict=True))
             row = dict(zip(("compile_s", "sequence_s", "plain_s"), slowest, strict=True))
-            rows.append({"width": width, "ranks": ranks} | {name: round(value, 5) for name, value in row.items()})
+            rows.append(
+                {"width": width, "ranks": ranks}
+                | {name: round(value, 5) for name, value in row.items()}
+            )
             print(rows[-1], flush=True)
     facts = machine_facts() | {"command": "python benchmarks/compile_stages.py OUT.json"}
     out.write_text(json.dumps({"machine": facts, "rows": rows}, indent=1) + "\n")

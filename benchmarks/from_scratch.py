@@ -1,10 +1,12 @@
 """workshop/from_scratch beside PyTorch, and the 50 epochs of its authors.
 
-    OMP_NUM_THREADS=1 python benchmarks/from_scratch.py   # seconds of a step at the full recipe: minutes, quiet machine
-    python benchmarks/from_scratch.py FOLDER              # 50 epochs by one process, by two ranks and by our package
+    # seconds of a step at the full recipe: minutes, on a quiet machine
+    OMP_NUM_THREADS=1 python benchmarks/from_scratch.py
+    # 50 epochs by one process, by two ranks and by our package
+    python benchmarks/from_scratch.py FOLDER
 
-The first prints medians of rounds in which all take turns, and their ratios, one thread each. The second takes hours
-on two cores, goes on if it was cut off, and writes FOLDER/from_scratch.json.
+The first prints medians of rounds in which all take turns, and their ratios, one thread each. The
+second takes hours on two cores, goes on if it was cut off, and writes FOLDER/from_scratch.json.
 """
 
 import json
@@ -58,7 +60,9 @@ def torch_step_s():
 def step_s(*start):
     """Seconds of a step of `from_scratch.train`, the first one left out."""
     command = [*start, sys.executable, "-m", "from_scratch.train", "--steps", str(STEPS + 1)]
-    output = subprocess.run(command, cwd=WORKSHOP, env=ONE_THREAD, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        command, cwd=WORKSHOP, env=ONE_THREAD, capture_output=True, text=True, check=True
+    ).stdout
     return median([float(s) for s in re.findall(r"  ([\d.]+) s$", output, re.M)][1:])
 
 
@@ -68,15 +72,21 @@ def speed():
     for _ in range(ROUNDS):
         rounds.append((torch_step_s(), step_s(), step_s("mpiexec", "-n", "2")))
         print("PyTorch {:.2f} s, one process {:.2f} s, two ranks {:.2f} s".format(*rounds[-1]))
-    print(f"one process takes {median(one / torch for torch, one, _ in rounds):.2f} times PyTorch's seconds")
-    print(f"two ranks are {median(one / two for _, one, two in rounds):.2f} times as fast as one process")
+    longer = median(one / torch for torch, one, _ in rounds)
+    print(f"one process takes {longer:.2f} times PyTorch's seconds")
+    faster = median(one / two for _, one, two in rounds)
+    print(f"two ranks are {faster:.2f} times as fast as one process")
     return rounds
 
 
 def experiment(folder):
-    """Losses of every step, the sum of all steps' seconds, and texts of 40 words; then the speed of a few steps."""
+    """Losses of every step, the sum of all steps' seconds, and texts of 40 words.
+    Then the speed of a few steps."""
     folder.mkdir(parents=True, exist_ok=True)
-    runs = {"one process": trained(folder / "one_process"), "two ranks": trained(folder / "two_ranks", "mpiexec -n 2")}
+    runs = {
+        "one process": trained(folder / "one_process"),
+        "two ranks": trained(folder / "two_ranks", "mpiexec -n 2"),
+    }
     runs["our package"] = trained_by_package(folder)
     step_s = dict(zip(("PyTorch", *runs), zip(*speed(), strict=True), strict=False))
     results = {"machine": machine_facts(), "runs": runs, "step_s": step_s}
@@ -88,28 +98,45 @@ def trained(path, start=""):
     log, file = path.with_suffix(".log"), path.with_suffix(".npz")
     command = [sys.executable, "-m", "from_scratch.train", "--checkpoint", file]
     with open(log, "a") as output:
-        subprocess.run([*start.split(), *command], cwd=WORKSHOP, env=ONE_THREAD, stdout=output, check=True)
+        subprocess.run(
+            [*start.split(), *command], cwd=WORKSHOP, env=ONE_THREAD, stdout=output, check=True
+        )
     lines = re.findall(r"^step +(\d+)  loss (\S+)  (\S+) s$", log.read_text(), re.M)
-    steps = {int(step): (float(loss), float(seconds)) for step, loss, seconds in lines}  # the last, if one ran twice
+    # the last, if one ran twice
+    steps = {int(step): (float(loss), float(seconds)) for step, loss, seconds in lines}
     losses, seconds = zip(*(steps[step] for step in sorted(steps)), strict=True)
     text = output_of("from_scratch.inference", file, cwd=WORKSHOP)
     return {"losses": losses, "train_s": round(sum(seconds)), "texts": text.splitlines()}
 
 
 def trained_by_package(folder):
-    """The same job by the trainer serial, its model gpt-c, on all cores. Each word is written as one byte."""
+    """The same job by the trainer serial, its model gpt-c, on all cores; a word is one byte."""
     words = Tokenizer(split(corpus()))
     (folder / "corpus.bytes").write_bytes(bytes(words.encode(corpus())))
-    shape = "--model=gpt-c --length=256 --batch=16 --micro-batch=16 --lr=3e-4 --steps=640 --save-every=100"
-    output_of("aiscale", "train", "serial", "--text=corpus.bytes", "--save=gpt-c", *shape.split(), cwd=folder)
+    shape = (
+        "--model=gpt-c --length=256 --batch=16 --micro-batch=16 --lr=3e-4 --steps=640 "
+        "--save-every=100"
+    )
+    output_of(
+        "aiscale",
+        "train",
+        "serial",
+        "--text=corpus.bytes",
+        "--save=gpt-c",
+        *shape.split(),
+        cwd=folder,
+    )
     steps = read_metrics(folder / "gpt-c")
     model, _ = open_folder(folder / "gpt-c")
     prompt = torch.tensor([words.encode("the")[:1]])
     torch.manual_seed(0)
     how = {"do_sample": True, "top_k": 40, "pad_token_id": 0}
-    text = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=40, **how)[0]
-    known = [number for number in text.tolist() if number < 172]  # the words; the model has 256 rows
-    losses, seconds = [round(step["loss"], 6) for step in steps], round(sum(step["seconds"] for step in steps))
+    every = torch.ones_like(prompt)
+    (text,) = model.generate(prompt, attention_mask=every, max_new_tokens=40, **how)
+    # the words; the model has 256 rows
+    known = [number for number in text.tolist() if number < 172]
+    losses = [round(step["loss"], 6) for step in steps]
+    seconds = round(sum(step["seconds"] for step in steps))
     return {"losses": losses, "train_s": seconds, "texts": [words.decode(known)]}
 
 

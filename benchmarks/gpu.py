@@ -2,10 +2,11 @@
 
     python benchmarks/gpu.py [--size 355M] [--batch 16] [--quick] [--json]
 
-It runs the trainer serial as a study does (aiscale.measure.study.cell), with bf16 autocast over fp32 weights, torch's
-flash attention and torch.compile, which takes a minute or two. The 355M model is that of Radius, whose vocabulary of
-50257 is padded to 50304, a multiple of 128: matrix units work in tiles, and a partial tile costs more than 47 unused
-rows. The others have 50257. MFU is `cost.flops_per_token` over the data sheet's peak.
+It runs the trainer serial as a study does (aiscale.measure.study.cell), with bf16 autocast over
+fp32 weights, torch's flash attention and torch.compile, which takes a minute or two. The 355M model
+is that of Radius, whose vocabulary of 50257 is padded to 50304, a multiple of 128: matrix units
+work in tiles, and a partial tile costs more than 47 unused rows. The others have 50257. MFU is
+`cost.flops_per_token` over the data sheet's peak.
 """
 
 from __future__ import annotations
@@ -32,15 +33,26 @@ BATCH = {"124M": 64, "355M": 32, "774M": 16, "1558M": 8, "quick": 4}  #: beyond,
 def measure(sizes: list[str], batch: int | None = None, steps: int = STEPS) -> dict:
     """One row per size, and the check on 355M if the card is in JUDGED."""
     rows = [{"size": size, **measure_training(cell_of(size, batch, steps))} for size in sizes]
-    judged = [row for row in rows if row["size"] == "355M" and any(name in row["device"] for name in JUDGED)]
+    judged = [
+        row
+        for row in rows
+        if row["size"] == "355M" and any(name in row["device"] for name in JUDGED)
+    ]
     checks = [check("MFU of 355M", row["mfu"], TARGET_MFU, at_most=False) for row in judged]
     return {"rows": rows, "checks": checks, "machine": machine_facts()}
 
 
-def cell_of(size: str, batch: int | None = None, steps: int = STEPS, *, compile: bool = True) -> Cell:
+def cell_of(
+    size: str, batch: int | None = None, steps: int = STEPS, *, compile: bool = True
+) -> Cell:
     """The training of that size, in bf16 on one rank; "quick" is a tiny model."""
     batch, length = batch or BATCH[size], 64 if size == "quick" else 1024
-    shape = {"size": SIZES.get(size, "laptop"), "batch": batch, "length": length, "compile": compile}
+    shape = {
+        "size": SIZES.get(size, "laptop"),
+        "batch": batch,
+        "length": length,
+        "compile": compile,
+    }
     data_kib = -(-steps * batch * length // 1024)
     return AXES | shape | {"strategy": "serial", "precision": "bf16", "data_kib": data_kib}
 
@@ -48,7 +60,9 @@ def cell_of(size: str, batch: int | None = None, steps: int = STEPS, *, compile:
 def measure_training(cell: Cell) -> dict:
     """Train it on a GPU, or where there is none on the CPU."""
     with tempfile.TemporaryDirectory() as scratch:
-        found = attempt(study_of({"name": "gpu", "base": cell, "cell_minutes": 10}), cell, Path(scratch))
+        found = attempt(
+            study_of({"name": "gpu", "base": cell, "cell_minutes": 10}), cell, Path(scratch)
+        )
     if "tokens_per_s" not in found:
         raise SystemExit(f"{cell['size']}: {found['status']}: {found['error']}")
     run = run_of(cell)
@@ -70,7 +84,7 @@ def measure_training(cell: Cell) -> dict:
 
 
 def peak_of(precision: str) -> tuple[float, str]:
-    """FLOP/s of this machine's GPU by its data sheet, or of its CPU as measured; and which of them."""
+    """FLOP/s of this machine's GPU by its data sheet, or of its CPU as measured; and which."""
     world = connect("cuda" if torch.cuda.is_available() else "cpu")
     peak = peak_flops(world, precision)
     world.close()
@@ -91,16 +105,27 @@ def show(result: dict) -> None:
         for row in result["rows"]
     ]
     first = result["rows"][0]
-    title = f"{first['device']}; MFU is over {first['peak_flops'] / 1e12:,.0f} TFLOP/s: {first['peak_source']}"
+    peak = f"{first['peak_flops'] / 1e12:,.0f} TFLOP/s"
+    title = f"{first['device']}; MFU is over {peak}: {first['peak_source']}"
     table(title, ("", "tokens/s", "MFU", "a step", "of tokens", "peak memory", "ready after"), rows)
 
 
 if __name__ == "__main__":
     parser = arguments(__doc__)
-    parser.add_argument("--size", action="append", choices=SIZES, help="may be repeated (default: 124M and 355M)")
-    parser.add_argument("--batch", type=int, help="sequences of 1024 tokens in a step; lower it where memory runs out")
+    parser.add_argument(
+        "--size", action="append", choices=SIZES, help="may be repeated (default: 124M and 355M)"
+    )
+    parser.add_argument(
+        "--batch",
+        type=int,
+        help="sequences of 1024 tokens in a step; lower it where memory runs out",
+    )
     args = parser.parse_args()
     if not torch.cuda.is_available():
-        raise SystemExit("benchmarks/gpu.py needs a GPU, but torch sees none here: run it on a machine with one")
+        raise SystemExit(
+            "benchmarks/gpu.py needs a GPU, but torch sees none here: run it on a machine with one"
+        )
     sizes = ["quick"] if args.quick else args.size or ["124M", "355M"]
-    raise SystemExit(finish(measure(sizes, args.batch, 3 if args.quick else STEPS), show, args.json))
+    raise SystemExit(
+        finish(measure(sizes, args.batch, 3 if args.quick else STEPS), show, args.json)
+    )

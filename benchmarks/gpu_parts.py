@@ -1,6 +1,6 @@
 """The parts of a day on one GPU, each a small JSON in the form of src/aiscale/published/measured.
 
-    benchmarks/gpu_day.sh [PART ...]                                  # some or all, each within its time
+    benchmarks/gpu_day.sh [PART ...]                             # some or all, each within its time
     python benchmarks/gpu_parts.py trace gpu_day/trace.json [--quick]
 
 --quick takes tiny sizes and the CPU, to see that everything runs; its seconds mean nothing.
@@ -42,8 +42,10 @@ from aiscale.train.presets import shape_of
 ROOT, QUICK, RANKS = Path(__file__).resolve().parents[1], "--quick" in sys.argv, 4
 DEVICE, SIZE, BATCH = ("cpu", "quick", 4) if QUICK else ("cuda", "124M", 32)
 STEPS = (2, 1) if QUICK else (gpu.STEPS, 5)  #: (timed, before them)
-NEEDED = {"deepspeed": "zero", "megatron": "tp2"}  #: package -> the tests that need it have this in their names
-NO_WORK = ("Optimizer.", "Context Sync", "Stream Sync", "Event Sync", "Stream Wait")  #: drawn on the GPU's line, too
+#: package -> the tests that need it have this in their names
+NEEDED = {"deepspeed": "zero", "megatron": "tp2"}
+#: drawn on the GPU's line, too
+NO_WORK = ("Optimizer.", "Context Sync", "Stream Sync", "Event Sync", "Stream Wait")
 
 
 def seconds(calls):
@@ -76,8 +78,15 @@ def tests():
         log = (late.stdout or b"").decode()
     print(log)
     ended = re.findall(r"\] ([A-Z]+) (tests/.+?) *$", log, re.M)
-    counts = {"collected": re.findall(r"\[(\d+) items?\]", log), **Counter(word for word, _ in ended)}
-    return {"lacks": lacks, "counts": counts, "others": [test for test in ended if test[0] != "PASSED"]}
+    counts = {
+        "collected": re.findall(r"\[(\d+) items?\]", log),
+        **Counter(word for word, _ in ended),
+    }
+    return {
+        "lacks": lacks,
+        "counts": counts,
+        "others": [test for test in ended if test[0] != "PASSED"],
+    }
 
 
 def ours(size):
@@ -137,8 +146,8 @@ def our_gpt(cell, recompute=False):
 
 
 def reference(size):
-    """Tokens/s and MFU of a plain loop with torch.compile and fused AdamW. The model is nanoGPT's where NANOGPT names
-    its folder, else the trainers' GPT."""
+    """Tokens/s and MFU of a plain loop with torch.compile and fused AdamW.
+    The model is nanoGPT's where NANOGPT names its folder, else the trainers' GPT."""
     cell = speed_cell(size)
     shape, length = shape_of(cell["size"]), cell["length"]
     model, about = plain_model(cell, shape)
@@ -153,7 +162,11 @@ def reference(size):
         took.append(time.perf_counter() - began)
     step_s, (peak, _) = statistics.median(took[warm_up:]), gpu.peak_of("bf16")
     rate = cell["batch"] * length / step_s
-    speed = {"step_s": step_s, "tokens_per_s": rate, "mfu": rate * shape.flops_per_token(length) / peak}
+    speed = {
+        "step_s": step_s,
+        "tokens_per_s": rate,
+        "mfu": rate * shape.flops_per_token(length) / peak,
+    }
     facts = {"batch": cell["batch"], "seq_len": length, "loss": loss.item()}
     return {"reference": about, **speed, **facts, "peak_flops": peak}
 
@@ -172,7 +185,7 @@ def plain_model(cell, shape):
 
 
 def study():
-    """`aiscale study node` without its cells of several ranks, and on a tenth of its text, so that a round fits."""
+    """`aiscale study node` without cells of several ranks, on a tenth of its text: a round fits."""
     tree = tomllib.loads((STUDIES / f"{'quick' if QUICK else 'node'}.toml").read_text())
     tree.pop("cross", None)
     tree["base"]["data_kib"] = 4 if QUICK else 450
@@ -182,22 +195,36 @@ def study():
 
 
 def kernels():
-    """The GPT of workshop/from_scratch, on NumPy and on its own kernels; two of these beside torch's."""
+    """The GPT of workshop/from_scratch, on NumPy and on its kernels; two beside torch's."""
     sys.path.insert(0, str(ROOT / "workshop"))  # before this folder, which has a from_scratch.py
     from from_scratch import gpu as stage2
 
     words, n = (["tiny", "--steps=4"], 8) if QUICK else (["full", "--steps=10"], 2048)
-    runs = {"numpy": from_scratch(words[0], "--steps=3"), "gpu": from_scratch(*words, "--device=gpu")}
+    runs = {
+        "numpy": from_scratch(words[0], "--steps=3"),
+        "gpu": from_scratch(*words, "--device=gpu"),
+    }
     host = np.random.default_rng(0).normal(size=(n, n)).astype(np.float32)
     x, y = stage2.to_device(host), torch.tensor(host, device=DEVICE)
-    calls = {"product": lambda: stage2.matmul(x, x), "torch's product": lambda: y @ y, "GELU": lambda: stage2.gelu(x)}
+    calls = {
+        "product": lambda: stage2.matmul(x, x),
+        "torch's product": lambda: y @ y,
+        "GELU": lambda: stage2.gelu(x),
+    }
     calls |= {"torch's GELU": lambda: torch.nn.functional.gelu(y, approximate="tanh")}
     calls |= {"a matrix to the GPU": lambda: stage2.to_device(host)}
-    return {"recipe": words, "runs": runs, "matrix_side": n, "tile": stage2.TILE, "call_s": seconds(calls)}
+    return {
+        "recipe": words,
+        "runs": runs,
+        "matrix_side": n,
+        "tile": stage2.TILE,
+        "call_s": seconds(calls),
+    }
 
 
 def from_scratch(*words):
-    """Losses, bytes moved and seconds of the steps, the first with compilation; lines are timed as they arrive."""
+    """Losses, bytes moved and seconds of the steps, the first with compilation.
+    Lines are timed as they arrive."""
     command = [sys.executable, "-m", "from_scratch.train", *words]
     with subprocess.Popen(command, cwd=ROOT / "workshop", stdout=subprocess.PIPE, text=True) as job:
         stamped = [(line.strip(), time.perf_counter()) for line in job.stdout]
@@ -209,7 +236,7 @@ def from_scratch(*words):
 
 
 def radius():
-    """Radius's own work on the gradient of GPT-2 355M, and simulated ranks that train in both precisions."""
+    """Radius' own work on the gradient of GPT-2 355M, and simulated ranks in both precisions."""
     world = connect(DEVICE)
     args = options().parse_args([f"--model={'laptop' if QUICK else 'gpt2-medium'}"])
     model = draw(build(args), args, world.device)
@@ -225,7 +252,7 @@ def radius():
 
 
 def radius_work(model, optimizer, density):
-    """Nanoseconds for each entry: the hook of a sparse step without sending (there is one rank), and a new choice."""
+    """Nanoseconds an entry: a new choice, and a sparse step's hook, which has nobody to send to."""
     for p in model.parameters():
         p.grad = torch.randn_like(p)
     optimizer.step()
@@ -265,7 +292,12 @@ def simulated(method, precision, bf16):
     step_s = (time.perf_counter() - start) / steps
     val_loss = ranks.evaluate(rows(held_out, i) for i in range(1 if QUICK else 20))
     settings = {"method": method, "model": name, "precision": precision, **about}
-    return {"settings": settings, "losses": losses[:: max(1, steps // 20)], "val_loss": val_loss, "step_s": step_s}
+    return {
+        "settings": settings,
+        "losses": losses[:: max(1, steps // 20)],
+        "val_loss": val_loss,
+        "step_s": step_s,
+    }
 
 
 def gpt2(recompute=False, compile=False):
@@ -278,8 +310,11 @@ def gpt2(recompute=False, compile=False):
 
 
 def trace():
-    """Three steps, eager and compiled: share of the time in which the GPU computes, and its longest kernels."""
-    return {"batch": BATCH, "rows": [traced(compile) for compile in ([False] if QUICK else [False, True])]}
+    """Three steps, eager and compiled: the share of time that the GPU computes; longest kernels."""
+    return {
+        "batch": BATCH,
+        "rows": [traced(compile) for compile in ([False] if QUICK else [False, True])],
+    }
 
 
 def traced(compile):
@@ -289,15 +324,25 @@ def traced(compile):
             plain.step()
     kind = DeviceType.CPU if QUICK else DeviceType.CUDA
     events = [e for e in profiler.events() if e.device_type == kind and not e.is_user_annotation]
-    events = sorted((e for e in events if not e.name.startswith(NO_WORK)), key=lambda e: e.time_range.start)
+    events = sorted(
+        (e for e in events if not e.name.startswith(NO_WORK)), key=lambda e: e.time_range.start
+    )
     busy_us, reached, took, calls = 0.0, 0.0, Counter(), Counter(e.name for e in events)
     for e in events:
-        busy_us += max(0.0, e.time_range.end - max(e.time_range.start, reached))  # those of two streams overlap
+        # those of two streams overlap
+        busy_us += max(0.0, e.time_range.end - max(e.time_range.start, reached))
         reached = max(reached, e.time_range.end)
         took[e.name] += e.self_cpu_time_total if QUICK else e.time_range.elapsed_us()
-    longest = [{"name": name[:120], "ms": us / 3e3, "calls": calls[name] / 3} for name, us in took.most_common(8)]
-    # The profiler slows Python down, but not the kernels: so `busy` is their share of a step without it.
-    busy = {"busy": busy_us / 3e6 / step_s, "busy_traced": busy_us / (reached - events[0].time_range.start)}
+    longest = [
+        {"name": name[:120], "ms": us / 3e3, "calls": calls[name] / 3}
+        for name, us in took.most_common(8)
+    ]
+    # The profiler slows Python down, but not the kernels: so `busy` is their share of a step
+    # without it.
+    busy = {
+        "busy": busy_us / 3e6 / step_s,
+        "busy_traced": busy_us / (reached - events[0].time_range.start),
+    }
     return {"compile": compile, "step_s": step_s, **busy, "longest_a_step": longest}
 
 
@@ -311,7 +356,10 @@ def phases(recompute):
     states = [each for state in plain.optimizer.state.values() for each in state.values()]
     held = sum(held_bytes({"": [*plain.model.parameters(), *states]}).values())
     row, loss = {"recompute": recompute, "step_s": step_s, "held_bytes": held}, []
-    works = {"forward": lambda: loss.append(plain.forward()), "backward": lambda: loss[0].backward()}
+    works = {
+        "forward": lambda: loss.append(plain.forward()),
+        "backward": lambda: loss[0].backward(),
+    }
     for phase, work in (works | {"optimizer": plain.update}).items():
         if QUICK:  # what torch's profiler sees allocated, beyond the engine's own tensors
             changes = allocated_bytes(work)[1]

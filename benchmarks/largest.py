@@ -1,12 +1,14 @@
-"""The deepest GPT that trains within a limit of memory per rank, for each strategy; only the depth changes.
+"""The deepest GPT that trains within a limit of memory per rank, for each strategy.
 
-    python benchmarks/largest.py OUT.json [--ranks 4] [--width 256] [--mib 96] [--strategies ddp zero3 ...]
+    python benchmarks/largest.py OUT.json [--ranks 4] [--width 256] [--mib 96] \\
+        [--strategies ddp zero3 ...]
 
-Turing Technical Report 3 asked this of A100s with 40 GB. The trainers train; a model fits if the peak of a step on each
-rank, as a study measures it, is at most the limit, which nothing enforces: no rank runs out of memory here. The search
-starts where `cost` predicts the limit, and halves what is left. fsdp-kept (fsdp_kept.py) does not free gathered
-weights after the forward pass, so at its end a rank holds the whole model, as it does where FSDP wraps the model as one
-unit.
+Only the depth changes. Turing Technical Report 3 asked this of A100s with 40 GB. The trainers
+train; a model fits if the peak of a step on each rank, as a study measures it, is at most the
+limit, which nothing enforces: no rank runs out of memory here. The search starts where `cost`
+predicts the limit, and halves what is left. fsdp-kept (fsdp_kept.py) does not free gathered weights
+after the forward pass, so at its end a rank holds the whole model, as it does where FSDP wraps the
+model as one unit.
 """
 
 import argparse
@@ -43,7 +45,10 @@ def deepest(fits: Callable[[int], bool], guess: int) -> int:
 
 
 def predicted_bytes(cell: Cell) -> int:
-    return max(sum(cost.step_bytes(run_of(cell), cell["ranks"], rank).values()) for rank in range(cell["ranks"]))
+    return max(
+        sum(cost.step_bytes(run_of(cell), cell["ranks"], rank).values())
+        for rank in range(cell["ranks"])
+    )
 
 
 def search(strategy: str, ranks: int, width: int, limit: int) -> dict:
@@ -70,18 +75,32 @@ def search(strategy: str, ranks: int, width: int, limit: int) -> dict:
     sizes = {n: cost.parameter_count(run_of(cell(n)).model) for n in sorted(tried)}
     rows = [{"layers": n, "parameters": sizes[n], "peak_bytes": tried[n]} for n in sizes]
     largest = {"parameters": sizes[layers], "peak_bytes": tried[layers]} if layers else {}
-    return {"strategy": strategy, "layers": layers, "predicted_layers": guess, **largest, "tried": rows}
+    return {
+        "strategy": strategy,
+        "layers": layers,
+        "predicted_layers": guess,
+        **largest,
+        "tried": rows,
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     for name, default in (("ranks", 4), ("width", 256), ("mib", 96)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=[*STRATEGIES])
     args = parser.parse_args()
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # for ranks: the profiler would warn in each
-    facts = {"ranks": args.ranks, "width": args.width, "limit_bytes": args.mib * 2**20, "machine": machine_facts()}
+    # for ranks: the profiler would warn in each
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    facts = {
+        "ranks": args.ranks,
+        "width": args.width,
+        "limit_bytes": args.mib * 2**20,
+        "machine": machine_facts(),
+    }
     rows = [search(name, args.ranks, args.width, args.mib * 2**20) for name in args.strategies]
     write_whole(args.out, json.dumps({**facts, "rows": rows}, indent=1) + "\n")
 

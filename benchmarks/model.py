@@ -2,13 +2,15 @@
 
     python benchmarks/model.py [--quick] [--json]
 
-Both models have the same weights (ours are saved as a Hugging Face folder that transformers reads; the losses must
-agree before anything is timed), the same batches and the same fused AdamW. transformers runs without dropout and
-key/value cache, with its scaled-dot-product attention, in two settings:
+Both models have the same weights (ours are saved as a Hugging Face folder that transformers reads;
+the losses must agree before anything is timed), the same batches and the same fused AdamW.
+transformers runs without dropout and key/value cache, with its scaled-dot-product attention, in two
+settings:
     fair      the tanh GELU in one fused operation, as ours
     default   GPT-2's own activation, gelu_new: the same function, spelled out in seven operations
-The floor is the time of a step's matrix products alone, written to memory allocated beforehand: no framework can be
-faster without faster products. Attention's products count half, because a token attends only to earlier ones.
+The floor is the time of a step's matrix products alone, written to memory allocated beforehand: no
+framework can be faster without faster products. Attention's products count half, because a token
+attends only to earlier ones.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class Size:
 
 
 SIZES = [
-    Size(n_layer=6, d_model=384, vocab_size=172, rounds=12),  # the GPT-in-C project's model, half its batch
+    # the GPT-in-C project's model, half its batch
+    Size(n_layer=6, d_model=384, vocab_size=172, rounds=12),
     Size(n_layer=12, d_model=768, vocab_size=50257, batch=4, rounds=6),  # GPT-2's smallest
 ]
 QUICK_SIZES = [Size(n_layer=2, d_model=64, vocab_size=172, batch=2, seq_len=64, rounds=3)]
@@ -80,12 +83,29 @@ def checks(result: dict) -> list[dict]:
         size, speed, memory = row["size"], row["speedup"], row["peak_memory_bytes"]
         over = memory["ours"] / memory["transformers fair"]
         rows += [
-            check(f"{size}: speed over transformers, fair", speed["transformers fair"], 1.0, at_most=False),
-            check(f"{size}: speed over transformers, default", speed["transformers default"], 1.1, at_most=False),
+            check(
+                f"{size}: speed over transformers, fair",
+                speed["transformers fair"],
+                1.0,
+                at_most=False,
+            ),
+            check(
+                f"{size}: speed over transformers, default",
+                speed["transformers default"],
+                1.1,
+                at_most=False,
+            ),
             check(f"{size}: peak memory over transformers", over, 1.0),
         ]
         if HAS_BF16:
-            rows.append(check(f"{size}: bf16 autocast over our fp32", 1 / speed["ours bf16"], 1.5, at_most=False))
+            rows.append(
+                check(
+                    f"{size}: bf16 autocast over our fp32",
+                    1 / speed["ours bf16"],
+                    1.5,
+                    at_most=False,
+                )
+            )
     return rows
 
 
@@ -103,12 +123,23 @@ def _training(size: Size) -> dict:
         "transformers default": lambda: their_step("gelu_new"),
         "floor": products_step(model, size),
     }
-    activations = {"ours": "", "transformers fair": "gelu_pytorch_tanh", "transformers default": "gelu_new"}
+    activations = {
+        "ours": "",
+        "transformers fair": "gelu_pytorch_tanh",
+        "transformers default": "gelu_new",
+    }
     return {
         **size.facts(),
-        **{"parameters": model.num_parameters(), "batch": size.batch, "seq_len": size.seq_len, "rounds": size.rounds},
+        **{
+            "parameters": model.num_parameters(),
+            "batch": size.batch,
+            "seq_len": size.seq_len,
+            "rounds": size.rounds,
+        },
         **summary(paired(contenders, size.rounds), size.batch * size.seq_len),
-        "peak_memory_bytes": {name: peak_bytes(size, activation) for name, activation in activations.items()},
+        "peak_memory_bytes": {
+            name: peak_bytes(size, activation) for name, activation in activations.items()
+        },
     }
 
 
@@ -135,7 +166,12 @@ def _kernels(size: Size) -> list[dict]:
         off = {kernel: partial(turned_off, kernel, act) for kernel in KERNELS[what]}
         timing = paired({"with": act, **off}, size.rounds)
         rows += [
-            {**size.facts(), "what": what, "kernel": kernel, "time_without": timing.ratio(kernel, "with")}
+            {
+                **size.facts(),
+                "what": what,
+                "kernel": kernel,
+                "time_without": timing.ratio(kernel, "with"),
+            }
             | {"of_each_round": timing.ratios(kernel, "with")}
             for kernel in off
         ]
@@ -148,7 +184,9 @@ def summary(timing: Paired, tokens: int) -> dict:
         "seconds": {name: timing.median_s(name) for name in timing.seconds},
         "tokens_per_s": {name: tokens / timing.median_s(name) for name in timing.seconds},
         "speedup": {name: timing.ratio(name, "ours") for name in timing.seconds if name != "ours"},
-        "speedup_of_each_round": {name: timing.ratios(name, "ours") for name in timing.seconds if name != "ours"},
+        "speedup_of_each_round": {
+            name: timing.ratios(name, "ours") for name in timing.seconds if name != "ours"
+        },
     }
 
 
@@ -163,7 +201,9 @@ def require_same_loss(model: GPT, theirs, tokens: Tensor) -> None:
         ours = model(tokens[:, :-1], tokens[:, 1:]).item()
         other = theirs(input_ids=tokens, labels=tokens, use_cache=False).loss.item()
     if abs(ours - other) > 1e-4:
-        raise RuntimeError(f"our loss is {ours}, transformers' {other}: the models differ and cannot be compared")
+        raise RuntimeError(
+            f"our loss is {ours}, transformers' {other}: the models differ and cannot be compared"
+        )
 
 
 def _our_step(model: GPT, tokens: Tensor) -> Callable:
@@ -195,12 +235,19 @@ def _their_step(model, tokens: Tensor) -> Callable:
 
 
 def products_step(model: GPT, size: Size) -> Callable[[], None]:
-    """Only the matrix products of one training step: for each weight one forward and two backward (input and weight
-    gradient), for attention two forward and four backward, at half size."""
-    weights = [p.detach() for name, p in model.named_parameters() if p.dim() == 2 and "embedding" not in name]
+    """Only the matrix products of one training step.
+    For each weight these are one forward and two backward (input and weight gradient), for
+    attention two forward and four backward, at half size."""
+    weights = [
+        p.detach()
+        for name, p in model.named_parameters()
+        if p.dim() == 2 and "embedding" not in name
+    ]
     weights.append(model.head_weight.detach())
     widths = {width for weight in weights for width in weight.shape}
-    x, y = ({width: torch.randn(size.batch * size.seq_len, width) for width in widths} for _ in range(2))
+    x, y = (
+        {width: torch.randn(size.batch * size.seq_len, width) for width in widths} for _ in range(2)
+    )
     d_weight = {tuple(w.shape): torch.empty_like(w) for w in weights}
     heads = max(1, size.batch * model.config.n_head // 2)
     q, gathered = (torch.randn(heads, size.seq_len, model.config.d_head) for _ in range(2))
@@ -221,9 +268,10 @@ def products_step(model: GPT, size: Size) -> Callable[[], None]:
 
 
 def peak_bytes(size: Size, activation: str) -> int:
-    """The most memory that transformers with an activation (ours: without one) has at a time: its weights, and what
-    three training steps allocate, optimizer states among it."""
-    model, tokens = GPT(size.config()), torch.randint(0, size.vocab_size, (size.batch, size.seq_len))
+    """The most memory that transformers with an activation (ours: without one) has at a time.
+    It is its weights, and what three training steps allocate, optimizer states among it."""
+    model = GPT(size.config())
+    tokens = torch.randint(0, size.vocab_size, (size.batch, size.seq_len))
     step = (
         partial(_their_step(same_in_transformers(model), tokens), activation)
         if activation
@@ -234,11 +282,23 @@ def peak_bytes(size: Size, activation: str) -> int:
 
 def show(result: dict) -> None:
     for row in result["training"]:
-        what = f"training: {row['parameters'] / 1e6:.1f} M parameters, {row['batch']} x {row['seq_len']} tokens a step"
-        title = f"{row['size']}, {what}, vocabulary {row['vocab_size']}, median of {row['rounds']} rounds"
-        table(title, ("", "tokens/s", "ms", "time / ours", "range over rounds", "peak MiB"), _rows(row))
+        title = (
+            f"{row['size']}, training: {row['parameters'] / 1e6:.1f} M parameters, "
+            f"{row['batch']} x {row['seq_len']} tokens a step, vocabulary {row['vocab_size']}, "
+            f"median of {row['rounds']} rounds"
+        )
+        table(
+            title,
+            ("", "tokens/s", "ms", "time / ours", "range over rounds", "peak MiB"),
+            _rows(row),
+        )
     rows = [
-        (f"{row['what']} {row['size']}", row["kernel"], f"{row['time_without']:.3f}", _span(row["of_each_round"]))
+        (
+            f"{row['what']} {row['size']}",
+            row["kernel"],
+            f"{row['time_without']:.3f}",
+            _span(row["of_each_round"]),
+        )
         for row in result["kernels"]
     ]
     table("our kernels", ("", "kernel", "time without / with", "range over rounds"), rows)
@@ -248,11 +308,15 @@ def _rows(row: dict) -> list[tuple[str, ...]]:
     rows = []
     for name, seconds in row["seconds"].items():
         ratio = (
-            ("1", "") if name == "ours" else (f"{row['speedup'][name]:.3f}", _span(row["speedup_of_each_round"][name]))
+            ("1", "")
+            if name == "ours"
+            else (f"{row['speedup'][name]:.3f}", _span(row["speedup_of_each_round"][name]))
         )
         memory = row.get("peak_memory_bytes", {}).get(name)
         peak = f"{memory / 2**20:,.0f}" if memory else ""
-        rows.append((name, f"{row['tokens_per_s'][name]:,.0f}", f"{1e3 * seconds:,.1f}", *ratio, peak))
+        rows.append(
+            (name, f"{row['tokens_per_s'][name]:,.0f}", f"{1e3 * seconds:,.1f}", *ratio, peak)
+        )
     return rows
 
 

@@ -1,12 +1,13 @@
-"""Dense training and Radius with a model of 10.8 million parameters: the pair of the appendix of Radius in small.
+"""Dense training and Radius with 10.8 million parameters: the pair of Radius's appendix in small.
 
-    python benchmarks/radius_pair.py FOLDER          # two hours on two cores; call it again to go on
-    python benchmarks/radius_pair.py FOLDER --quick  # a test of the script: a tiny model, some steps
+    python benchmarks/radius_pair.py FOLDER          # two hours on two cores; again, to go on
+    python benchmarks/radius_pair.py FOLDER --quick  # a test of the script: a tiny model, few steps
 
-Dense and Radius (density 0.4, a new mask every 200 steps, dense for the first fifth) both train with the same three
-learning rates, then with two seeds of the first weights at the rate that was better for each. All by `aiscale train
-ddp` and `radius`, `aiscale compare` and `aiscale evaluate`. One process stands for all ranks: they share the mask, so n
-of them update the weights as one with the whole batch does, up to rounding. Writes FOLDER/radius_pair.json.
+Dense and Radius (density 0.4, a new mask every 200 steps, dense for the first fifth) both train
+with the same three learning rates, then with two seeds of the first weights at the rate that was
+better for each. All by `aiscale train ddp` and `radius`, `aiscale compare` and `aiscale evaluate`.
+One process stands for all ranks: they share the mask, so n of them update the weights as one with
+the whole batch does, up to rounding. Writes FOLDER/radius_pair.json.
 """
 
 import json
@@ -84,7 +85,7 @@ def masks_of(checkpoint):
 
 
 def kept(run):
-    """[(step, share of the mask's entries that the next mask, an interval later, has too)]; by chance: the density."""
+    """[(step, share of the mask's entries that the next one has, too)]; by chance: the density."""
     files = sorted((run.parent / f"masks-{run.name}").glob("*.pt"))
     found = [(int(file.stem), torch.load(file)) for file in files]
     found = [(step, masks) for step, masks in found if masks]  # at first all is sent
@@ -97,7 +98,10 @@ def kept(run):
 
 def evaluated(run):
     results = json.loads(aiscale("evaluate", run, f"--tasks={TASKS}", "--json"))["results"]
-    return {task: {k: v for k, v in row.items() if not isinstance(v, str)} for task, row in results.items()}
+    return {
+        task: {k: v for k, v in row.items() if not isinstance(v, str)}
+        for task, row in results.items()
+    }
 
 
 def main(folder):

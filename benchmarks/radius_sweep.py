@@ -1,18 +1,22 @@
-"""What compression costs in perplexity: the training runs behind lesson 08's stored measurement, and their table.
+"""What compression costs in perplexity: the runs behind lesson 08's measurement, and their table.
 
-    python benchmarks/radius_sweep.py runs.jsonl               # a day on two cores; call it again to resume
-    python benchmarks/radius_sweep.py runs.jsonl --store SPEED.json > src/aiscale/published/measured/radius_cpu.json
+    # a day on two cores; call it again to resume
+    python benchmarks/radius_sweep.py runs.jsonl
+    # the table, for src/aiscale/published/measured
+    python benchmarks/radius_sweep.py runs.jsonl --store SPEED.json > radius_cpu.json
 
-SPEED.json is the output of `python benchmarks/radius.py --json`. A finished run is a line of runs.jsonl; an interrupted
-one is repeated. Model, optimizer and Radius are the trainers', the other ways to send gradients lie in ways.py. Every
-case trains with the same learning rates and seed 0, then with the other seeds at the two best rates; the rate with the
-better mean counts. Runs longer than `tuned` use the rate found there, with every seed.
+SPEED.json is the output of `python benchmarks/radius.py --json`. A finished run is a line of
+runs.jsonl; an interrupted one is repeated. Model, optimizer and Radius are the trainers', the other
+ways to send gradients lie in ways.py. Every case trains with the same learning rates and seed 0,
+then with the other seeds at the two best rates; the rate with the better mean counts. Runs longer
+than `tuned` use the rate found there, with every seed.
 
-One process simulates all ranks. Radius and PowerSGD are linear in the gradients: all ranks share the mask (or the
-factor), so n ranks update the weights as one rank with the whole batch does, up to rounding. Top-k
-is not, since each rank selects by its own gradients, and bf16 rounds each rank's: there it computes them in turn.
-At n ranks an all-gather of values and indices sends n times as much as an all-reduce of as many values, so top-k's
-density is divided by n; PowerSGD has the largest rank that fits.
+One process simulates all ranks. Radius and PowerSGD are linear in the gradients: all ranks share
+the mask (or the factor), so n ranks update the weights as one rank with the whole batch does, up to
+rounding. Top-k is not, since each rank selects by its own gradients, and bf16 rounds each rank's:
+there it computes them in turn. At n ranks an all-gather of values and indices sends n times as much
+as an all-reduce of as many values, so top-k's density is divided by n; PowerSGD has the largest
+rank that fits.
 """
 
 from __future__ import annotations
@@ -56,7 +60,7 @@ MODEL, LENGTH, BATCH = "2x64", 64, 16  #: 1024 tokens a step
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A way to send gradients; `switch` is the share of the steps that are dense before compression starts."""
+    """A way to send gradients; `switch` is the share of the steps that are dense at first."""
 
     method: str = "dense"
     density: float = 1.0
@@ -83,25 +87,44 @@ class Case:
 
     def args(self, steps: int, lr: float, seed: int) -> argparse.Namespace:
         """The options of a trainer."""
-        words = [f"--model={MODEL}", f"--length={LENGTH}", f"--batch={BATCH}", f"--steps={steps}", f"--seed={seed}"]
-        words += [f"--lr={lr}", f"--min-lr={lr / 10}", f"--warm-up={int(self.rate_warmup * steps) + 1}"]
+        words = [
+            f"--model={MODEL}",
+            f"--length={LENGTH}",
+            f"--batch={BATCH}",
+            f"--steps={steps}",
+            f"--seed={seed}",
+        ]
+        words += [
+            f"--lr={lr}",
+            f"--min-lr={lr / 10}",
+            f"--warm-up={int(self.rate_warmup * steps) + 1}",
+        ]
         return options().parse_args(words)
 
 
 def _cases() -> dict[str, Case]:
     main = {"tuned": 4000, "longest": 4000}
     found = {"dense": Case(**main), "dense bf16": Case(bf16=True, longest=500)}
-    found["dense, rate rises for 0.2"] = Case(rate_warmup=0.2)  # is a gain only the effect of a slow start?
+    # is a gain only the effect of a slow start?
+    found["dense, rate rises for 0.2"] = Case(rate_warmup=0.2)
     for switch in (0.2, 0.0):
         for density in (0.9, 0.5, 0.4, 0.1):
             for interval in (50, 200):
                 for residual in ("sum", "mean"):
-                    published = (switch, interval, residual) == (0.2, 200, "sum")  # stands beside the artifact's
+                    # stands beside the artifact's
+                    published = (switch, interval, residual) == (0.2, 200, "sum")
                     lengths = {} if not published else main if density == 0.4 else {"tuned": 2000}
-                    about = {"density": density, "interval": interval, "residual": residual, "switch": switch}
+                    about = {
+                        "density": density,
+                        "interval": interval,
+                        "residual": residual,
+                        "switch": switch,
+                    }
                     name = f"radius d {density:g} T {interval} {residual} switch {switch:g}"
                     found[name] = Case(method="radius", **about, **lengths)
-    found["top-k d 0.1 switch 0.2"] = Case(method="top-k", density=0.4 / RANKS, switch=0.2, tuned=2000)
+    found["top-k d 0.1 switch 0.2"] = Case(
+        method="top-k", density=0.4 / RANKS, switch=0.2, tuned=2000
+    )
     found["powersgd rank 17 switch 0.2"] = Case(method="powersgd", rank=17, switch=0.2, tuned=2000)
     return found
 
@@ -146,21 +169,25 @@ def wire_share(case: Case) -> float:
 
 
 def _top_k_bytes(case: Case, sizes: list) -> float:
-    """Values, and places in int32, of every rank; vectors are sent whole, but by the same message."""
-    sent = sum(max(1, int(case.density * numel)) if len(shape) > 1 else numel for numel, shape in sizes)
+    """Values, and places in int32, of every rank; vectors go whole, but by the same message."""
+    sent = sum(
+        max(1, int(case.density * numel)) if len(shape) > 1 else numel for numel, shape in sizes
+    )
     return cost.wire_bytes("all_gather", (4 + 4) * RANKS * sent, RANKS)
 
 
-# The runs ------------------------------------------------------------------------------------------------------------
+# The runs ----------------------------------------------------------------------------------------
 
 
 def train(job: Job) -> dict:
-    """Train it: training losses in nats a token, averaged between two recorded points, and the final validation loss.
+    """Train it: training losses in nats a token, and the final validation loss.
 
-    If the run diverged, its training and validation loss are None.
+    A training loss is averaged between two recorded points. If the run diverged, both are None.
     """
     case, start, world = CASES[job.case], time.perf_counter(), connect("cpu")
-    args, corpus, every = case.args(job.steps, job.lr, job.seed), _corpus(), max(1, job.steps // POINTS)
+    args = case.args(job.steps, job.lr, job.seed)
+    corpus = _corpus()
+    every = max(1, job.steps // POINTS)
     model = draw(build(args), args, torch.device("cpu"))
     optimizer = make_optimizer(model, args)
     ranks = SimulatedRanks(model, optimizer, case.ways(model, job.steps))
@@ -200,28 +227,38 @@ def train(job: Job) -> dict:
 
 
 def sweep(path: Path, quick: bool = False) -> None:
-    """Make the runs that the file lacks, as many at a time as there are cores; quick: two cases, one rate and seed, 8
-    steps."""
+    """Make the runs that the file lacks, as many at a time as there are cores.
+    quick: two cases, one rate and seed, 8 steps."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows, names = load(path), list(CASES)[:4:3] if quick else CASES
     lengths, rates, seeds = ((8,), RATES[2:3], SEEDS[:1]) if quick else (LENGTHS, RATES, SEEDS)
     append(path, {"machine": machine_facts()})
     workers = 1 if quick else len(usable_cores())
-    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(os.getpid(),)) as pool:
+    with ProcessPoolExecutor(
+        workers, get_context("spawn"), initializer=_begin, initargs=(os.getpid(),)
+    ) as pool:
 
         def make(jobs: list[Job]) -> None:
             missing = [job for job in jobs if job not in {_job(row) for row in rows}]
             for job, row in zip(missing, pool.map(train, missing), strict=True):
                 rows.append(row)
                 append(path, row)
-                print(f"{job}: validation loss {row['val_loss']}, {row['seconds']:.0f} s", file=sys.stderr, flush=True)
+                print(
+                    f"{job}: validation loss {row['val_loss']}, {row['seconds']:.0f} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
         for steps in lengths:
             for name in (name for name in names if steps <= CASES[name].longest):
                 tuned = min(steps, CASES[name].tuned)
                 tried = rates if steps == tuned else (_best(_of(rows, name, tuned))[0]["lr"],)
                 make([Job(name, steps, rate, seeds[0]) for rate in tried])
-                first = [row for row in _of(rows, name, steps) if row["seed"] == seeds[0] and row["lr"] in tried]
+                first = [
+                    row
+                    for row in _of(rows, name, steps)
+                    if row["seed"] == seeds[0] and row["lr"] in tried
+                ]
                 best = sorted(first, key=_loss)[:FINALISTS]
                 make([Job(name, steps, row["lr"], seed) for row in best for seed in seeds[1:]])
 
@@ -232,7 +269,7 @@ def _begin(parent: int) -> None:
     torch.set_num_threads(1)
 
 
-# The file ------------------------------------------------------------------------------------------------------------
+# The file ----------------------------------------------------------------------------------------
 
 
 def load(path: Path) -> list[dict]:
@@ -266,14 +303,21 @@ def _job(row: dict) -> Job:
     return Job(row["case"], row["steps"], row["lr"], row["seed"])
 
 
-# The table -----------------------------------------------------------------------------------------------------------
+# The table ---------------------------------------------------------------------------------------
 
 
 def table_of(rows: list[dict]) -> list[dict]:
-    """One row for each case and number of steps: perplexity at its best rate, and difference to dense seed by seed;
-    curves as [(step, mean, low, high)] over seeds, of losses and of dense minus the case (error_curve)."""
-    best = {key: _best(_of(rows, *key)) for key in dict.fromkeys((row["case"], row["steps"]) for row in rows)}
-    converged = {key: {row["seed"]: row for row in runs if row["val_loss"] is not None} for key, runs in best.items()}
+    """One row for each case and number of steps.
+    It has the perplexity at its best rate, the difference to dense seed by seed, and curves as
+    [(step, mean, low, high)] over seeds, of losses and of dense minus the case (error_curve)."""
+    best = {
+        key: _best(_of(rows, *key))
+        for key in dict.fromkeys((row["case"], row["steps"]) for row in rows)
+    }
+    converged = {
+        key: {row["seed"]: row for row in runs if row["val_loss"] is not None}
+        for key, runs in best.items()
+    }
     found = []
     for (case, steps), runs in converged.items():
         if case in CASES and runs:
@@ -289,7 +333,7 @@ def _of(rows: list[dict], case: str, steps: int) -> list[dict]:
 
 
 def _best(rows: list[dict]) -> list[dict]:
-    """The runs of one case and length at its best rate: among the rates with most seeds, the one with the best mean."""
+    """The runs of a case and length at its best rate: of those with most seeds, the best mean."""
     by_rate: dict[float, list[dict]] = {}
     for row in rows:
         by_rate.setdefault(row["lr"], []).append(row)
@@ -304,7 +348,9 @@ def _cell(name: str, steps: int, runs: dict[int, dict], dense: dict[int, dict]) 
     """The row of one case at one length; `runs` and `dense` are at their best rates, by seed."""
     both = sorted(runs.keys() & dense.keys())
     over = [100 * math.expm1(runs[seed]["val_loss"] - dense[seed]["val_loss"]) for seed in both]
-    pairs = [zip(dense[seed]["train_curve"], runs[seed]["train_curve"], strict=True) for seed in both]
+    pairs = [
+        zip(dense[seed]["train_curve"], runs[seed]["train_curve"], strict=True) for seed in both
+    ]
     errors = [[(step, a - b) for (step, a), (_, b) in pair] for pair in pairs]
     return {
         "case": name,
@@ -328,16 +374,25 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 def _curve(curves: list[list]) -> list[tuple[float, ...]]:
-    points = [(seeds[0][0], _spread([loss for _, loss in seeds])) for seeds in zip(*curves, strict=True)]
+    points = [
+        (seeds[0][0], _spread([loss for _, loss in seeds])) for seeds in zip(*curves, strict=True)
+    ]
     return [(step, *spread.values()) for step, spread in points]
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("runs", type=Path, metavar="RUNS", help="the file of finished runs, such as runs.jsonl")
-    parser.add_argument("--quick", action="store_true", help="a test of the script: two cases of 8 steps")
     parser.add_argument(
-        "--store", type=Path, metavar="SPEED", help="train nothing: print both measurements as one JSON"
+        "runs", type=Path, metavar="RUNS", help="the file of finished runs, such as runs.jsonl"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a test of the script: two cases of 8 steps"
+    )
+    parser.add_argument(
+        "--store",
+        type=Path,
+        metavar="SPEED",
+        help="train nothing: print both measurements as one JSON",
     )
     args = parser.parse_args()
     if args.store:

@@ -59,7 +59,9 @@ class TopK(Way):
 
     def __init__(self, model, density, dense_until):
         self.density, self.dense_until, self.step = density, dense_until, 0
-        self.unsent = {p: torch.zeros_like(p, requires_grad=False).flatten() for p in model.parameters()}
+        self.unsent = {
+            p: torch.zeros_like(p, requires_grad=False).flatten() for p in model.parameters()
+        }
 
     def hook(self, _, bucket):
         parameters, buffer = bucket.parameters(), bucket.buffer()
@@ -78,8 +80,12 @@ class TopK(Way):
         self.unsent.update(zip(parameters, left, strict=True))
         places, n = places.to(torch.int32), dist.get_world_size()
         all_values, all_places = (mine.new_empty(n * len(mine)) for mine in (values, places))
-        gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
-        works = [gather(all_values, values, async_op=True), gather(all_places, places, async_op=True)]
+        # its name since torch 2.13
+        gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+        works = [
+            gather(all_values, values, async_op=True),
+            gather(all_places, places, async_op=True),
+        ]
 
         def add(_):
             return torch.zeros_like(buffer).index_add_(0, all_places, all_values / n)
@@ -136,7 +142,8 @@ class OurRadius(Radius, Way):
             mask = torch.ones_like(mask)
         kept = total.masked_fill(mask, 0).split([p.numel() for p in parameters])
         self.residual.update(zip(parameters, kept, strict=True))
-        message = (total[mask] / dist.get_world_size()).bfloat16()  # what rounding loses is not kept
+        # what rounding loses is not kept
+        message = (total[mask] / dist.get_world_size()).bfloat16()
 
         def unpack(mean):
             return torch.zeros_like(buffer).masked_scatter_(mask, mean.value()[0].to(buffer.dtype))
@@ -151,7 +158,9 @@ class OurRadius(Radius, Way):
         return [*self.residual.values(), *self.mask.values()]
 
 
-def make(method, model, *, density=0.4, interval=200, dense_until=0, residual="sum", rank=0, bf16=False):
+def make(
+    method, model, *, density=0.4, interval=200, dense_until=0, residual="sum", rank=0, bf16=False
+):
     """The way of that name: dense, radius, top-k or powersgd."""
     if method == "radius":
         way = OurRadius(model, density, interval, dense_until, residual)

@@ -1,12 +1,19 @@
-"""GPT-2 XL from pretrained weights, by FSDP through Hugging Face's Trainer; rank and world size come from the launcher.
+"""GPT-2 XL from pretrained weights, by FSDP through Hugging Face's Trainer, on a launcher's ranks.
 
-    hf download openai-community/gpt2-xl --local-dir models/gpt2-xl --include "*.json" --include "*.safetensors"
-    sbatch launchers/SITE/hf_trainer.sbatch launchers/hf_trainer.py --model models/gpt2-xl --text my_texts
+    hf download openai-community/gpt2-xl --local-dir models/gpt2-xl \\
+        --include "*.json" --include "*.safetensors"
+    sbatch launchers/SITE/hf_trainer.sbatch launchers/hf_trainer.py \\
+        --model models/gpt2-xl --text my_texts
 
-Options of transformers' TrainingArguments follow: --max_steps 200 --learning_rate 1e-5. A trial on CPUs with two ranks:
-    torchrun --nproc-per-node=2 launchers/hf_trainer.py --model ... --use_cpu --ddp_backend gloo --bf16 false
-There the Trainer takes DDP instead, since accelerate has FSDP on GPUs only; the last line says which it was, and where
-the trained model and its tokenizer lie: in --output_dir, runs/hf_trainer by default.
+Options of transformers' TrainingArguments follow: --max_steps 200 --learning_rate 1e-5. A trial on
+CPUs with two ranks:
+
+    torchrun --nproc-per-node=2 launchers/hf_trainer.py --model ... \\
+        --use_cpu --ddp_backend gloo --bf16 false
+
+There the Trainer takes DDP instead, since accelerate has FSDP on GPUs only; the last line says
+which it was, and where the trained model and its tokenizer lie: in --output_dir, runs/hf_trainer by
+default.
 """
 
 import sys
@@ -14,10 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser, Trainer, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    HfArgumentParser,
+    Trainer,
+    TrainingArguments,
+)
 
-DEFAULTS = "--output_dir runs/hf_trainer --max_steps 50 --per_device_train_batch_size 6 --bf16 true --logging_steps 1"
-DEFAULTS += " --save_strategy no --report_to none --fsdp --fsdp_config"
+DEFAULTS = "--output_dir runs/hf_trainer --max_steps 50 --per_device_train_batch_size 6 --bf16 true"
+DEFAULTS += " --logging_steps 1 --save_strategy no --report_to none --fsdp --fsdp_config"
 #: one unit for each block; activations are computed again in the backward pass
 FSDP = '{"activation_checkpointing": true}'
 
@@ -32,7 +45,11 @@ class Ours:
 def windows_of(ours: Ours, tokenizer) -> list[dict[str, torch.Tensor]]:
     path = Path(ours.text)
     files = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
-    tokens = [token for file in files for token in tokenizer(file.read_text(encoding="utf-8"))["input_ids"]]
+    tokens = [
+        token
+        for file in files
+        for token in tokenizer(file.read_text(encoding="utf-8"))["input_ids"]
+    ]
     rows = torch.tensor(tokens).unfold(0, ours.window, ours.window)
     return [{"input_ids": row, "labels": row} for row in rows]
 

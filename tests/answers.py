@@ -1,12 +1,14 @@
 """What a lesson measures is what `answers.toml` says, and no answer stands before its question.
 
-    wrong_answers(read("build/notebooks/03_ddp.ipynb"), "03_ddp")    # -> ["'speed-up of 4 ...' is 0.5, but the ..."]
-    given_away(read("build/notebooks/03_ddp.ipynb"))    # -> [(12, "the answer to 'bytes of a step', ...")]
+    content = read("build/notebooks/03_ddp.ipynb")
+    wrong_answers(content, "03_ddp")    # -> ["'speed-up of 4 ...' is 0.5, but the ..."]
+    given_away(content)                 # -> [(12, "the answer to 'bytes of a step', ...")]
 
-tests/test_notebooks.py asks this of every lesson that it ran. `predict` and `.against(...)` leave the name and what
-was measured in their outputs' metadata; every number of three or more significant digits above the cell of `predict`,
-in source or output, is compared with it, in any unit (4,096; 4.00 KiB). What differs from run to run (seconds, rates,
-ratios of times, and fractions that a cell printed) may share three digits by chance, so four are asked for.
+tests/test_notebooks.py asks this of every lesson that it ran. `predict` and `.against(...)` leave
+the name and what was measured in their outputs' metadata; every number of three or more significant
+digits above the cell of `predict`, in source or output, is compared with it, in any unit (4,096;
+4.00 KiB). What differs from run to run (seconds, rates, ratios of times, and fractions that a cell
+printed) may share three digits by chance, so four are asked for.
 """
 
 from __future__ import annotations
@@ -26,19 +28,21 @@ if TYPE_CHECKING:
 
 _PREFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _SCALES = {
-    "bytes": {p + "B": n for p, n in _PREFIXES.items()} | {p + "iB": 2.0 ** (10 * i) for i, p in enumerate("KMGT", 1)},
+    "bytes": {p + "B": n for p, n in _PREFIXES.items()}
+    | {p + "iB": 2.0 ** (10 * i) for i, p in enumerate("KMGT", 1)},
     "s": {"ms": 1e-3, "µs": 1e-6, "us": 1e-6, "min": 60.0},
     "": {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12},
 }
 _NUMBER = re.compile(
-    r"(?<![\w.])((?:\d{1,3}(?:[,_]\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?)(?![\d,_.]*\d)(?:[ \u00a0]?([A-Za-zµ]+))?"
+    r"(?<![\w.])((?:\d{1,3}(?:[,_]\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?)(?![\d,_.]*\d)"
+    r"(?:[ \u00a0]?([A-Za-zµ]+))?"
 )
 _DIGITS, _NOISY_DIGITS = 3, 4
 ANSWERS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def wrong_answers(content: NotebookNode, lesson: str) -> list[str]:
-    """A line for each prediction whose measured answer is not the one of answers.toml; grids are not in it."""
+    """A line for each prediction, but for grids, whose measured answer is not answers.toml's."""
     found = []
     for cell in content.cells:
         for facts in _facts(cell):
@@ -53,7 +57,9 @@ def wrong_answers(content: NotebookNode, lesson: str) -> list[str]:
 
 def _is(measured: object, answer: object) -> bool:
     if not isinstance(answer, list):
-        return measured == answer or (not isinstance(answer, str) and math.isclose(measured, answer, rel_tol=1e-3))
+        return measured == answer or (
+            not isinstance(answer, str) and math.isclose(measured, answer, rel_tol=1e-3)
+        )
     if isinstance(answer[0], str):
         return measured in answer
     low, high = answer
@@ -61,7 +67,7 @@ def _is(measured: object, answer: object) -> bool:
 
 
 def given_away(content: NotebookNode) -> list[tuple[int, str]]:
-    """(cell of `predict` in the source, a line) for each prediction whose answer stands above it."""
+    """(cell of `predict` in the source, a line) for each prediction with its answer above it."""
     cells = [cell for cell in content.cells if "injected-parameters" not in tags(cell)]
     asked: dict[str, int] = {}  # name: place of the cell
     found = []
@@ -73,7 +79,8 @@ def given_away(content: NotebookNode) -> list[tuple[int, str]]:
                 name, value, unit = facts["against"], facts["measured"], facts["unit"]
                 where = _first(cells[: asked[name]], value, unit)
                 if where:
-                    said = f"the answer to {name!r}, {f'{value} {unit}'.strip()}, stands above it: {where}"
+                    answer = f"{value} {unit}".strip()
+                    said = f"the answer to {name!r}, {answer}, stands above it: {where}"
                     found.append((asked[name] + 1, said))
     return found
 
@@ -97,7 +104,11 @@ def _shown(cell: NotebookNode) -> Iterator[str]:
     for output in cell.get("outputs", []):
         data = output.get("data", {})
         yield output.get("text", "")
-        yield data.get("text/plain", "") if "text/html" not in data else re.sub(r"<[^>]*>", " ", data["text/html"])
+        yield (
+            data.get("text/plain", "")
+            if "text/html" not in data
+            else re.sub(r"<[^>]*>", " ", data["text/html"])
+        )
         yield data.get("text/markdown", "")
 
 
@@ -110,7 +121,13 @@ def _equal(literal: str, suffix: str, value: float, unit: str, varies: bool) -> 
     if digits < (_NOISY_DIGITS if noisy else _DIGITS) or not value:
         return False
     scale = _SCALES.get(unit, _SCALES[""]).get(suffix, 1.0)
-    decimals = len(mantissa.partition(".")[2]) - (int(re.split("[eE]", text)[1]) if len(mantissa) < len(text) else 0)
+    decimals = len(mantissa.partition(".")[2]) - (
+        int(re.split("[eE]", text)[1]) if len(mantissa) < len(text) else 0
+    )
     said = float(text) * scale
     exact = isinstance(value, int) and scale == 1.0 and "." not in text
-    return said == value if exact else math.isclose(said, value, rel_tol=0, abs_tol=0.5000001 * 10.0**-decimals * scale)
+    return (
+        said == value
+        if exact
+        else math.isclose(said, value, rel_tol=0, abs_tol=0.5000001 * 10.0**-decimals * scale)
+    )

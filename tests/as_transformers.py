@@ -1,7 +1,7 @@
-"""Write our GPT as a Hugging Face folder (config.json, model.safetensors): as GPT-2, GPT-NeoX or Llama.
+"""Write our GPT as a Hugging Face folder, in the format of GPT-2, GPT-NeoX or Llama.
 
-A model with rotary positions is written as GPT-NeoX if it has LayerNorm and a plain MLP, as Llama if it has RMSNorm and
-SwiGLU. Others' weights are read by transformers (model.folder).
+A model with rotary positions is written as GPT-NeoX if it has LayerNorm and a plain MLP, as Llama
+if it has RMSNorm and SwiGLU. Others' weights are read by transformers (model.folder).
 
 Letters: H heads, G key/value heads, C width of a head, F width of the MLP.
 """
@@ -21,8 +21,8 @@ GPT2_VOCAB_SIZE = 50257
 
 
 def write(folder, config: ModelConfig, state: dict[str, Tensor]) -> None:
-    """Write a GPT-2 folder or, with rotary positions, a GPT-NeoX or Llama folder; raises ConfigError if none of them
-    can hold the model."""
+    """Write a GPT-2 folder or, with rotary positions, a GPT-NeoX or Llama folder.
+    Raises ConfigError if none of them can hold the model."""
     state = {name: tensor.detach().cpu() for name, tensor in state.items()}
     dtype = str(state["token_embedding.weight"].dtype).removeprefix("torch.")
     if _is_gpt2(config):
@@ -33,10 +33,12 @@ def write(folder, config: ModelConfig, state: dict[str, Tensor]) -> None:
         raw, tensors = _neox(config, state)
     else:
         raise ConfigError(
-            f"no format of transformers holds model.position {config.position} with norm {config.norm}, activation "
-            f"{config.activation}, {config.kv_heads} of {config.n_head} key/value heads, bias {config.bias} and "
-            f"parallel_residual {config.parallel_residual}: GPT-2's has learned positions, GPT-NeoX's rotary ones and "
-            "LayerNorm, Llama's rotary ones, RMSNorm and a gate, each with its biases: keep the checkpoint"
+            f"no format of transformers holds model.position {config.position} with norm "
+            f"{config.norm}, activation {config.activation}, {config.kv_heads} of {config.n_head} "
+            f"key/value heads, bias {config.bias} and parallel_residual "
+            f"{config.parallel_residual}: GPT-2's has learned positions, GPT-NeoX's rotary ones "
+            "and LayerNorm, Llama's rotary ones, RMSNorm and a gate, each with its biases: keep "
+            "the checkpoint"
         )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -57,7 +59,9 @@ def _gpt2(config: ModelConfig, state: dict[str, Tensor]) -> tuple[dict, dict[str
         "n_layer": config.n_layer,
         "n_head": config.n_head,
         "n_inner": config.d_ff or None,
-        "activation_function": "gelu_new" if config.activation == "gelu_tanh" else config.activation,
+        "activation_function": "gelu_new"
+        if config.activation == "gelu_tanh"
+        else config.activation,
         "layer_norm_epsilon": config.norm_eps,
         "tie_word_embeddings": config.tied,
         "resid_pdrop": 0.0,
@@ -71,7 +75,10 @@ def _gpt2(config: ModelConfig, state: dict[str, Tensor]) -> tuple[dict, dict[str
     inner = {"attn_norm": "ln_1", "attn.qkv": "attn.c_attn", "attn.out": "attn.c_proj"}
     inner |= {"mlp_norm": "ln_2", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"}
     for layer in range(config.n_layer):
-        names |= {f"blocks.{layer}.{ours}": f"transformer.h.{layer}.{theirs}" for ours, theirs in inner.items()}
+        names |= {
+            f"blocks.{layer}.{ours}": f"transformer.h.{layer}.{theirs}"
+            for ours, theirs in inner.items()
+        }
     tensors = {}
     for name, tensor in state.items():
         module, _, kind = name.rpartition(".")
@@ -82,11 +89,21 @@ def _gpt2(config: ModelConfig, state: dict[str, Tensor]) -> tuple[dict, dict[str
 
 def _is_gpt2(config: ModelConfig) -> bool:
     same = config.norm == "layernorm" and config.position == "learned" and config.bias
-    return same and not config.parallel_residual and not config.gated and config.kv_heads == config.n_head
+    return (
+        same
+        and not config.parallel_residual
+        and not config.gated
+        and config.kv_heads == config.n_head
+    )
 
 
 def _is_llama(config: ModelConfig) -> bool:
-    return config.norm == "rmsnorm" and config.position == "rotary" and config.gated and not config.parallel_residual
+    return (
+        config.norm == "rmsnorm"
+        and config.position == "rotary"
+        and config.gated
+        and not config.parallel_residual
+    )
 
 
 def _is_neox(config: ModelConfig) -> bool:
@@ -113,24 +130,37 @@ def _neox(config: ModelConfig, state: dict[str, Tensor]) -> tuple[dict, dict[str
         "architectures": ["GPTNeoXForCausalLM"],
         "model_type": "gpt_neox",
         **_shared(config),
-        "hidden_act": "gelu_pytorch_tanh" if config.activation == "gelu_tanh" else config.activation,
+        "hidden_act": "gelu_pytorch_tanh"
+        if config.activation == "gelu_tanh"
+        else config.activation,
         "layer_norm_eps": config.norm_eps,
         "use_parallel_residual": config.parallel_residual,
         "rotary_pct": 1.0,
         "rotary_emb_base": config.rope_theta,
         "attention_bias": config.bias,
     }
-    names = {"token_embedding": "gpt_neox.embed_in", "norm": "gpt_neox.final_layer_norm", "head": "embed_out"}
+    names = {
+        "token_embedding": "gpt_neox.embed_in",
+        "norm": "gpt_neox.final_layer_norm",
+        "head": "embed_out",
+    }
     inner = {"attn_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
     inner |= {"attn.qkv": "attention.query_key_value", "attn.out": "attention.dense"}
     inner |= {"mlp.up": "mlp.dense_h_to_4h", "mlp.down": "mlp.dense_4h_to_h"}
     for layer in range(config.n_layer):
-        names |= {f"blocks.{layer}.{ours}": f"gpt_neox.layers.{layer}.{theirs}" for ours, theirs in inner.items()}
+        names |= {
+            f"blocks.{layer}.{ours}": f"gpt_neox.layers.{layer}.{theirs}"
+            for ours, theirs in inner.items()
+        }
     tensors = {}
     for name, tensor in state.items():
         module, _, kind = name.rpartition(".")
         if module.endswith("attn.qkv"):  # theirs is head by head: rows (H, 3, C) for our (3, H, C)
-            tensor = tensor.view(3, config.n_head, config.d_head, -1).transpose(0, 1).reshape(tensor.shape)
+            tensor = (
+                tensor.view(3, config.n_head, config.d_head, -1)
+                .transpose(0, 1)
+                .reshape(tensor.shape)
+            )
         tensors[f"{names[module]}.{kind}"] = tensor
     return raw, tensors
 
@@ -153,7 +183,11 @@ def _llama(config: ModelConfig, state: dict[str, Tensor]) -> tuple[dict, dict[st
     inner = {"attn_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
     inner |= {"attn.out": "self_attn.o_proj", "mlp.down": "mlp.down_proj"}
     pieces = {  # our tensors stack several of theirs
-        "attn.qkv": (("self_attn.q_proj", H * C), ("self_attn.k_proj", G * C), ("self_attn.v_proj", G * C)),
+        "attn.qkv": (
+            ("self_attn.q_proj", H * C),
+            ("self_attn.k_proj", G * C),
+            ("self_attn.v_proj", G * C),
+        ),
         "mlp.up": (("mlp.gate_proj", F), ("mlp.up_proj", F)),
     }
     tensors = {}
@@ -164,6 +198,9 @@ def _llama(config: ModelConfig, state: dict[str, Tensor]) -> tuple[dict, dict[st
             continue
         _, layer, part = module.split(".", 2)
         theirs = pieces.get(part) or ((inner[part], len(tensor)),)
-        for (target, _), piece in zip(theirs, tensor.split([rows for _, rows in theirs]), strict=True):
-            tensors[f"model.layers.{layer}.{target}.{kind}"] = piece.clone()  # safetensors may not share memory
+        for (target, _), piece in zip(
+            theirs, tensor.split([rows for _, rows in theirs]), strict=True
+        ):
+            # safetensors may not share memory
+            tensors[f"model.layers.{layer}.{target}.{kind}"] = piece.clone()
     return raw, tensors

@@ -1,4 +1,4 @@
-"""A real browser, driven over Chromium's debugging protocol: pages of several people, JavaScript, screenshots.
+"""A real browser, over Chromium's debugging protocol: pages of several people, their JavaScript.
 
 with Browser(tmp_path) as browser:
     page = browser.page()                     # with its own cookies
@@ -26,8 +26,9 @@ from pathlib import Path
 import websocket
 
 _OPTIONS = (
-    "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync "
-    "--disable-dev-shm-usage --disable-extensions --hide-scrollbars --remote-debugging-port=0"
+    "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking "
+    "--disable-sync --disable-dev-shm-usage --disable-extensions --hide-scrollbars "
+    "--remote-debugging-port=0"
 )
 
 _KEY_CODES = {"Enter": 13, "End": 35, "Home": 36, "ArrowLeft": 37}
@@ -35,7 +36,9 @@ _KEY_CODES = {"Enter": 13, "End": 35, "Home": 36, "ArrowLeft": 37}
 
 def find_browser() -> str:
     """A Chromium on this machine; empty if there is none."""
-    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
+    return next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+    )
 
 
 @contextlib.contextmanager
@@ -52,8 +55,15 @@ class Browser:
     def __init__(self, folder: Path, size: tuple[int, int] = (1280, 900)) -> None:
         self._profile = folder / "browser"
         self._profile.mkdir()
-        command = [find_browser(), *_OPTIONS.split(), f"--user-data-dir={self._profile}", "about:blank"]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        command = [
+            find_browser(),
+            *_OPTIONS.split(),
+            f"--user-data-dir={self._profile}",
+            "about:blank",
+        ]
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         self._size = size
         try:
             port, path = self._ports()
@@ -76,7 +86,11 @@ class Browser:
         context = self._line.call("Target.createBrowserContext")["browserContextId"]
         width, height = self._size
         made = self._line.call(
-            "Target.createTarget", url="about:blank", browserContextId=context, width=width, height=height
+            "Target.createTarget",
+            url="about:blank",
+            browserContextId=context,
+            width=width,
+            height=height,
         )
         return Page(_Line(f"ws://127.0.0.1:{self._port}/devtools/page/{made['targetId']}"))
 
@@ -101,8 +115,10 @@ class Page:
         self._line.call("Page.navigate", url=url)
 
     def evaluate(self, script: str):
-        """The value of a JavaScript expression; a promise is awaited. Raises RuntimeError if it throws."""
-        done = self._line.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        """The value of a JavaScript expression; a promise is awaited. RuntimeError if it throws."""
+        done = self._line.call(
+            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
+        )
         if "exceptionDetails" in done:
             about = done["exceptionDetails"]
             raise RuntimeError(about.get("exception", {}).get("description") or about["text"])
@@ -117,7 +133,9 @@ class Page:
             except RuntimeError as error:  # of a page that is still loading
                 why = f" ({error})"
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{condition} did not become true{why}; the page says:\n{self.text()[-2000:]}")
+                raise TimeoutError(
+                    f"{condition} did not become true{why}; the page says:\n{self.text()[-2000:]}"
+                )
             time.sleep(0.2)
 
     def type(self, text: str) -> None:
@@ -130,11 +148,17 @@ class Page:
     def press(self, keys: str) -> None:
         """Press a key, such as End, a or Shift+Enter."""
         *held, key = keys.split("+")
-        about = {"key": key, "code": key, "windowsVirtualKeyCode": _KEY_CODES.get(key) or ord(key.upper())}
+        about = {
+            "key": key,
+            "code": key,
+            "windowsVirtualKeyCode": _KEY_CODES.get(key) or ord(key.upper()),
+        }
         about["modifiers"] = sum({"Control": 2, "Shift": 8}[name] for name in held)
         down = {"text": "\r"} if keys == "Enter" else {}
         self._line.call("Emulation.setFocusEmulationEnabled", enabled=True)
-        self._line.call("Input.dispatchKeyEvent", type="keyDown" if down else "rawKeyDown", **about, **down)
+        self._line.call(
+            "Input.dispatchKeyEvent", type="keyDown" if down else "rawKeyDown", **about, **down
+        )
         self._line.call("Input.dispatchKeyEvent", type="keyUp", **about)
 
     def text(self) -> str:
@@ -142,7 +166,9 @@ class Page:
 
     def screenshot(self, path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(base64.b64decode(self._line.call("Page.captureScreenshot", format="png")["data"]))
+        path.write_bytes(
+            base64.b64decode(self._line.call("Page.captureScreenshot", format="png")["data"])
+        )
         return path
 
 

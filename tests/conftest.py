@@ -1,11 +1,13 @@
 """Rules for all tests: what a test needs and this machine lacks (a GPU, Slurm, a browser) skips it.
 
-AISCALE_NO_SKIPS=1 fails a test that skips, but for a GPU or a file without a licence: .ci/run sets it in the end.
-`--skipped-to FILE` writes the names of the tests that skipped, to run them later as `pytest @FILE`; `--changed-since
-COMMIT` leaves out the tests whose file names nothing that has changed since.
+AISCALE_NO_SKIPS=1 fails a test that skips, but for a GPU or a file without a licence: .ci/run sets
+it in the end. `--skipped-to FILE` writes the names of the tests that skipped, to run them later as
+`pytest @FILE`; `--changed-since COMMIT` leaves out the tests whose file names nothing that has
+changed since.
 
-`make test` and `make test-more` run two tests at a time (pytest-xdist), each file on one worker, the longest files
-first. A test marked `alone`, because it asserts on seconds, and every notebook run while no other test does.
+`make test` and `make test-more` run two tests at a time (pytest-xdist), each file on one worker,
+the longest files first. A test marked `alone`, because it asserts on seconds, and every notebook
+run while no other test does.
 """
 
 from __future__ import annotations
@@ -22,14 +24,16 @@ from pathlib import Path
 
 import pytest
 
-# A shell starts what it puts in the background (`make test &`, nohup, some CI runners) with Ctrl-C ignored, and every
-# process below inherits that: tests that interrupt a rank or a kernel would wait for ever.
+# A shell starts what it puts in the background (`make test &`, nohup, some CI runners) with Ctrl-C
+# ignored, and every process below inherits that: tests that interrupt a rank or a kernel would wait
+# for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 OUT_OF_TIME, NO_LICENCE = "out of time", "no licence"
 NO_SKIPS = os.environ.get("AISCALE_NO_SKIPS") == "1"
-#: Files that take more than half a minute, longest first: then both workers end at about the same time.
+#: Files that take more than half a minute, longest first: then both workers end at about the same
+#: time.
 LONG = (
     "verify",
     "slurm_engines",
@@ -46,8 +50,12 @@ LONG = (
 
 
 def pytest_addoption(parser):
-    parser.addoption("--skipped-to", type=Path, help="a file for the names of the tests that skipped, one a line")
-    parser.addoption("--changed-since", help="a commit: only tests whose file names what has changed since")
+    parser.addoption(
+        "--skipped-to", type=Path, help="a file for the names of the tests that skipped, one a line"
+    )
+    parser.addoption(
+        "--changed-since", help="a commit: only tests whose file names what has changed since"
+    )
 
 
 def pytest_collection_modifyitems(config, items):
@@ -57,7 +65,12 @@ def pytest_collection_modifyitems(config, items):
     _skip_without_slurm(items)
     if "PYTEST_XDIST_WORKER" in os.environ:
         rank = {f"test_{name}": i for i, name in enumerate(LONG)}
-        items.sort(key=lambda item: (bool(item.get_closest_marker("notebook")), rank.get(item.path.stem, len(rank))))
+        items.sort(
+            key=lambda item: (
+                bool(item.get_closest_marker("notebook")),
+                rank.get(item.path.stem, len(rank)),
+            )
+        )
 
 
 def pytest_runtest_setup():
@@ -71,8 +84,8 @@ def _alone(item) -> bool:
 
 
 def _keep_touched(config, items, commit):
-    """Keep a test if its file has changed, or has the stem of a changed file in it as a word (for `__init__.py`, the
-    folder's name); of the notebooks, those that have changed."""
+    """Keep a test if its file has changed, or has the stem of a changed file in it as a word.
+    For `__init__.py` that is the folder's name; of the notebooks, only changed ones are kept."""
     command = ["git", "-C", Path(__file__).parent, "diff", "--name-only", commit, "HEAD"]
     diff = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     changed = [Path(name) for name in diff.splitlines()]
@@ -86,7 +99,9 @@ def _keep_touched(config, items, commit):
 
 
 def pytest_sessionfinish(session, exitstatus):
-    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.getoption("--changed-since"):
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.getoption(
+        "--changed-since"
+    ):
         session.exitstatus = pytest.ExitCode.OK
 
 
@@ -118,11 +133,13 @@ def _skip_without_slurm(items):
 
 
 class _Turns:
-    """Tests share a lock that tests marked `alone` take exclusively. A waiting one blocks new tests, or it would
-    wait until all others are done."""
+    """Tests share a lock that tests marked `alone` take exclusively.
+    A waiting one blocks new tests, or it would wait until all others are done."""
 
     def __init__(self) -> None:
-        self.lock, self.gate = (os.open(path, os.O_RDONLY) for path in (__file__, Path(__file__).parent))
+        self.lock, self.gate = (
+            os.open(path, os.O_RDONLY) for path in (__file__, Path(__file__).parent)
+        )
         self.kept = False
 
     def take(self, alone: bool) -> None:
@@ -163,7 +180,7 @@ def pytest_make_collect_report(collector):
 
 
 def _no_skip(report):
-    """Fail a test that skips where all that tests need is installed: nobody would notice the skip."""
+    """Fail a test that skips where all that tests need is there: nobody would notice the skip."""
     if NO_SKIPS and report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
         if OUT_OF_TIME not in reason and NO_LICENCE not in reason:

@@ -1,8 +1,9 @@
 """Damages a checkpoint in one place, and lets the run go on.
 
-    said = resume_after_damage(whole, folder, seed=7, losses=losses)    # "" if the run went back, and said so
+    said = resume_after_damage(whole, folder, seed=7, losses=losses)
 
-No damage may give a silently wrong run: it goes on from the checkpoint before, with the losses of the undamaged run.
+It is "" if the run went back, and said so. No damage may give a silently wrong run: it goes on from
+the checkpoint before, with the losses of the undamaged run.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ HARMS = (flip_a_bit, flip_a_bit, cut, remove, lengthen)
 def harm(checkpoint: Path, seed: int) -> str:
     """Damage one file of a checkpoint; returns the kind of damage and the file, in words."""
     chance = random.Random(seed)
-    act, path = HARMS[seed % len(HARMS)], chance.choice(sorted(file for file in checkpoint.iterdir() if file.is_file()))
+    act = HARMS[seed % len(HARMS)]
+    path = chance.choice(sorted(file for file in checkpoint.iterdir() if file.is_file()))
     act(path, chance)
     return f"{act.__name__} {path.name}"
 
@@ -61,7 +63,7 @@ def losses_of(folder: Path) -> list[float]:
 
 
 def train_whole(folder: Path) -> list[float]:
-    """Train the run whose checkpoints are damaged in copies; returns its losses, and those of a step more."""
+    """Train the run whose checkpoints are damaged in copies; returns its losses and a step more."""
     for steps in (6, 7):
         done = train(folder / f"until{steps}", steps=steps)
         assert done.returncode == 0, done.stderr
@@ -69,7 +71,8 @@ def train_whole(folder: Path) -> list[float]:
 
 
 def resume_after_damage(whole: Path, folder: Path, *, seed: int, losses: Sequence[float]) -> str:
-    """Copy the run in `whole` to `folder`, damage the newest checkpoint, go on; returns what is wrong, or ""."""
+    """Copy the run in `whole` to `folder`, damage the newest checkpoint, go on.
+    Returns what is wrong, or ""."""
     shutil.copytree(whole / "until6", folder)
     done = harm(folder / NEWEST, seed)
     again = train(folder, steps=7)

@@ -1,7 +1,8 @@
-"""`python -m drawn_by_megatron`: what ranks of Megatron-Core draw in a world that does not exist, as JSON.
+"""`python -m drawn_by_megatron`: what ranks of Megatron-Core draw in a fake world, as JSON.
 
-As tp 8 x pp 2 of a small shape whose vocabulary 8 does not divide: what differs from our model's weights, the peak of
-each rank's memory while it draws, and what it draws. Then the line with which each bad setting is refused.
+As tp 8 x pp 2 of a small shape whose vocabulary 8 does not divide: what differs from our model's
+weights, the peak of each rank's memory while it draws, and what it draws. Then the line with which
+each bad setting is refused.
 """
 
 from __future__ import annotations
@@ -42,16 +43,27 @@ def settings(words: str):
 
 
 def renamed(ours: dict, block: int) -> dict:
-    """Our block as Megatron-Core's layers `*` and `-` of a stage, which are 0 and 1 there; uncut."""
+    """Our block as Megatron-Core's layers `*` and `-` of a stage, 0 and 1 there; uncut."""
     prefix = f"blocks.{block}."
-    mine = {name.removeprefix(prefix): tensor for name, tensor in ours.items() if name.startswith(prefix)}
+    mine = {
+        name.removeprefix(prefix): tensor
+        for name, tensor in ours.items()
+        if name.startswith(prefix)
+    }
     star, dash = "decoder.layers.0.", "decoder.layers.1."
     names = {"norm1": f"{star}input_layernorm", "out": f"{star}self_attention.linear_proj"}
-    names |= {"norm2": f"{dash}pre_mlp_layernorm", "up": f"{dash}mlp.linear_fc1", "down": f"{dash}mlp.linear_fc2"}
+    names |= {
+        "norm2": f"{dash}pre_mlp_layernorm",
+        "up": f"{dash}mlp.linear_fc1",
+        "down": f"{dash}mlp.linear_fc2",
+    }
     theirs = {}
     for kind in ("weight", "bias"):
         theirs |= {f"{name}.{kind}": mine[f"{part}.{kind}"] for part, name in names.items()}
-        by_head = [mine[f"{part}.{kind}"].unflatten(0, (SHAPE["heads"], -1)) for part in ("query", "key", "value")]
+        by_head = [
+            mine[f"{part}.{kind}"].unflatten(0, (SHAPE["heads"], -1))
+            for part in ("query", "key", "value")
+        ]
         theirs[f"{star}self_attention.linear_qkv.{kind}"] = torch.cat(by_head, 1).flatten(0, 1)
     return theirs
 
@@ -78,11 +90,18 @@ def drawn(rank: int, args, ours: dict) -> dict:
         theirs |= {their_name: ours[name] for name, their_name in OUTSIDE.items()}
         weights = dict(found[0].named_parameters())
         differ = [
-            name for name, weight in weights.items() if not weight.equal(wanted(name, theirs[name], tp_rank, args.tp))
+            name
+            for name, weight in weights.items()
+            if not weight.equal(wanted(name, theirs[name], tp_rank, args.tp))
         ]
         parallel_state.destroy_model_parallel()
     nbytes = sum(weight.nbytes for weight in weights.values())
-    return {"names": sorted(weights), "differ": differ, "peak_bytes": max(held), "shard_bytes": nbytes}
+    return {
+        "names": sorted(weights),
+        "differ": differ,
+        "peak_bytes": max(held),
+        "shard_bytes": nbytes,
+    }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Deliberate bugs that tests of `aiscale verify` plant: a replaced line of a trainer or of a file beside it.
+"""Deliberate bugs that tests of `aiscale verify` plant: a replaced line of a trainer, or near it.
 
 `planted(fault, folder)` makes a copy of the package with the fault, and the case that must see it.
 """
@@ -71,7 +71,9 @@ FIRST = (
 #: The same, of each trainer and each thing that can go wrong.
 MORE = (
     Fault("shards-not-reduced", "fsdp-x2", "fsdp.py", MEMBERS, KEPT),
-    Fault("gradient-times-the-world-size", "fsdp-x2", "fsdp.py", "draw(model, args, device)", SUMMED),
+    Fault(
+        "gradient-times-the-world-size", "fsdp-x2", "fsdp.py", "draw(model, args, device)", SUMMED
+    ),
     # In fp32 gloo lacks the operation that FSDP2 takes for a factor of its own.
     Fault(
         "gradient-times-the-world-size",
@@ -92,9 +94,19 @@ MORE = (
         "/ (len(micro_batches) + 1)",
     ),
     Fault("a-micro-batch-dropped", "ddp-x2-accumulated", "ddp.py", SPLIT, f"{SPLIT}[1:]"),
-    Fault("the-same-share-on-each-rank", "zero2-x2", "data.py", "[rank::world_size]", "[::world_size]"),
-    Fault("tied-embedding-gradient-not-reduced", "megatron-pp2", "megatron_model.py", FINALIZE, UNTIED),
-    Fault("query-and-key-swapped", "ddp-x2", "model.py", QKV, QKV.replace("query, self.key", "key, self.query")),
+    Fault(
+        "the-same-share-on-each-rank", "zero2-x2", "data.py", "[rank::world_size]", "[::world_size]"
+    ),
+    Fault(
+        "tied-embedding-gradient-not-reduced", "megatron-pp2", "megatron_model.py", FINALIZE, UNTIED
+    ),
+    Fault(
+        "query-and-key-swapped",
+        "ddp-x2",
+        "model.py",
+        QKV,
+        QKV.replace("query, self.key", "key, self.query"),
+    ),
     Fault(
         "qkv-rows-in-the-wrong-order",
         "megatron-tp2",
@@ -128,7 +140,13 @@ MORE = (
         "pass",
     ),
     Fault("norm-of-the-own-part", "tp_pp-tp2", "tp_pp.py", "g.full_tensor() if", "g.to_local() if"),
-    Fault("lamb-by-the-norm-of-a-slice", "fsdp-x2-lamb", "optimizer.py", "norm.full_tensor() if", "norm.to_local() if"),
+    Fault(
+        "lamb-by-the-norm-of-a-slice",
+        "fsdp-x2-lamb",
+        "optimizer.py",
+        "norm.full_tensor() if",
+        "norm.to_local() if",
+    ),
     Fault(
         "unsent-gradients-forgotten",
         "radius-sparse-x3",
@@ -149,10 +167,16 @@ MORE = (
 def planted(fault: Fault, folder: Path) -> Case:
     """The fault's case, of a copy of the package with the fault. Its name is CASE--FAULT."""
     name = f"{fault.case}--{fault.name}"
-    shutil.copytree(PACKAGE, folder / name / "aiscale", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        PACKAGE, folder / name / "aiscale", ignore=shutil.ignore_patterns("__pycache__")
+    )
     file = folder / name / "aiscale/train" / fault.file
     text = file.read_text()
-    assert fault.old in text, f"{fault.file} has no line {fault.old}: {fault.name} cannot be planted"
+    assert fault.old in text, (
+        f"{fault.file} has no line {fault.old}: {fault.name} cannot be planted"
+    )
     file.write_text(text.replace(fault.old, fault.new, 1))
     reference = CASES[fault.case].reference
-    return dataclasses.replace(CASES[fault.case], name=name, source=str(folder / name), compared_with=reference)
+    return dataclasses.replace(
+        CASES[fault.case], name=name, source=str(folder / name), compared_with=reference
+    )

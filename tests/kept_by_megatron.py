@@ -1,4 +1,4 @@
-"""`python -m kept_by_megatron CASES`, a rank: what autograd keeps of a forward pass of the trainer megatron.
+"""`python -m kept_by_megatron CASES`, a rank: what autograd keeps of a forward pass of megatron.
 
 CASES: [[options, layers], ...], as JSON. Rank 0 prints {"kept": bytes of each rank, "planned": ...}
 for each case.
@@ -37,7 +37,8 @@ def kept_bytes(args) -> int:
     def keep(tensor):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in held:
-            kept[storage.data_ptr()] = storage  # alive, so that no other tensor gets the same address
+            # alive, so that no other tensor gets the same address
+            kept[storage.data_ptr()] = storage
         return tensor
 
     tokens = torch.randint(0, 67, (2, 65))
@@ -56,7 +57,9 @@ def measure(words: str, layers: int) -> dict:
     kept, run = kept_bytes(args), run_of("megatron", args)
     megatron.parallel_state.destroy_model_parallel()
     parts = cost.megatron_activation_bytes_by_part(run, dist.get_world_size(), dist.get_rank())
-    theirs = cost.korthikanti_activation_bytes(run.model, 2, 64, tp=args.tp, sequence_parallel=args.sequence_parallel)
+    theirs = cost.korthikanti_activation_bytes(
+        run.model, 2, 64, tp=args.tp, sequence_parallel=args.sequence_parallel
+    )
     return {"kept": gather(kept), "planned": gather(sum(parts.values())), "korthikanti": theirs}
 
 

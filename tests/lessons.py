@@ -25,7 +25,10 @@ Two numbers meet, and you will see their sum.
 ## You will be able to
 - add
 - read $\\sum_{{i=1}}^n x_i$"""
-PARAMETERS = 'steps = 3  # how many\nlr = 0.5  # how far\nlabel = "a"  # of the curve\nfused = True  # at once'
+PARAMETERS = (
+    "steps = 3  # how many\nlr = 0.5  # how far\n"
+    'label = "a"  # of the curve\nfused = True  # at once'
+)
 END = ("## Key points\n- one\n- two\n- three", "## Exercises\n1. Do it.")
 
 
@@ -42,9 +45,15 @@ def lesson(*cells, number: str = "03", imports: str = "import os", parameters: s
     middle = []
     for cell in cells:
         middle += [code(cell), prose()] if isinstance(cell, str) else [cell]
-    use = code("print(os.name, steps, lr, label, fused)") if parameters == PARAMETERS else code("print(os.name)")
+    use = (
+        code("print(os.name, steps, lr, label, fused)")
+        if parameters == PARAMETERS
+        else code("print(os.name)")
+    )
     made = new_notebook(
-        metadata={"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}},
+        metadata={
+            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}
+        },
         cells=[
             prose(HEADER.format(number=number)),
             code(imports),
@@ -69,8 +78,14 @@ def write(notebook, path: Path) -> Path:
 
 
 def secrets(source: Path) -> set[str]:
-    """The lines of a notebook's solutions that its code does not give away itself, and nobody writes by chance."""
+    """The lines of a notebook's solutions that its code does not give away itself.
+    Nobody writes them by chance."""
     cells = [cell.source for cell in Notebook(source).cells if cell.cell_type == "code"]
     stub = "\n".join(BLOCK.sub("", cell) for cell in cells)
-    lines = {line.strip() for cell in cells for block in BLOCK.finditer(cell) for line in block["code"].splitlines()}
+    lines = {
+        line.strip()
+        for cell in cells
+        for block in BLOCK.finditer(cell)
+        for line in block["code"].splitlines()
+    }
     return {line for line in lines if len(line) >= 24 and line not in stub}

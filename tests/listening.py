@@ -13,8 +13,12 @@ _LISTEN = "0A"
 
 
 def beyond_loopback(pids: Iterable[int]) -> list[str]:
-    """The TCP sockets on which these processes listen at an address that other machines may reach."""
-    return [f"{pid}: {address}" for pid, address in sockets(pids) if not ipaddress.ip_address(address).is_loopback]
+    """The TCP sockets on which these processes listen where other machines may reach them."""
+    return [
+        f"{pid}: {address}"
+        for pid, address in sockets(pids)
+        if not ipaddress.ip_address(address).is_loopback
+    ]
 
 
 def sockets(pids: Iterable[int]) -> list[tuple[int, str]]:
@@ -42,7 +46,11 @@ def descendants(pid: int) -> list[int]:
 
 
 def _listening(pid: int) -> dict[str, str]:
-    lines = [line.split() for table in ("tcp", "tcp6") for line in _read(pid, f"net/{table}").splitlines()[1:]]
+    lines = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in _read(pid, f"net/{table}").splitlines()[1:]
+    ]
     return {line[9]: _address(line[1].partition(":")[0]) for line in lines if line[3] == _LISTEN}
 
 
@@ -50,7 +58,9 @@ def _address(text: str) -> str:
     """Decode an address of /proc/net: 32-bit words in the machine's byte order."""
     words = [int(text[i : i + 8], 16) for i in range(0, len(text), 8)]
     raw = struct.pack(f"={len(words)}I", *words)
-    address = ipaddress.ip_address(socket.inet_ntop(socket.AF_INET6 if len(raw) == 16 else socket.AF_INET, raw))
+    address = ipaddress.ip_address(
+        socket.inet_ntop(socket.AF_INET6 if len(raw) == 16 else socket.AF_INET, raw)
+    )
     return str(getattr(address, "ipv4_mapped", None) or address)
 
 

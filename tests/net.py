@@ -43,18 +43,23 @@ def settled():  # what gloo and the store still send ends within some millisecon
 
 LAUNCH = """
 import fcntl, socket, struct, sys
-with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:  # the new namespace's loopback is down: set IFF_UP
+# the new namespace's loopback is down: set IFF_UP
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
     fcntl.ioctl(s, 0x8914, struct.pack("16sh", b"lo", 1))
 from aiscale.launch import launch
 raise SystemExit(launch(int(sys.argv[1]), [sys.argv[2]]))
 """
 
 
-def run_in_namespace(code: str, n: int, folder: Path, timeout: float = 120) -> subprocess.CompletedProcess:
-    """Run `code` as n ranks on a private loopback; `world`, `interface_bytes`, `settled` are defined."""
+def run_in_namespace(
+    code: str, n: int, folder: Path, timeout: float = 120
+) -> subprocess.CompletedProcess:
+    """Run `code` as n ranks on a private loopback, with `world`, `interface_bytes`, `settled`."""
     script, launch = folder / "ranks.py", folder / "launch.py"
     script.write_text(RANK + code + "\nworld.close()\n")
     launch.write_text(LAUNCH)
     command = [*network_namespace()[0], sys.executable, str(launch), str(n), str(script)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=folder, env=env)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, cwd=folder, env=env
+    )

@@ -31,8 +31,20 @@ def say(*values):  # in one write, so that ranks do not mix their lines
 
 AT_FIRST = dict(os.environ)
 #: Prefixes of variables that are read while Python or a library is imported.
-READ_EARLY = ("PYTHON", "LD_", "OPENBLAS_", "MKL_", "TORCH_", "DS_", "HF_", "CUDA_", "HIP_", "ROCR_")
-#: Modules from whose process `forked` forks. Libraries that patch torch are left out: who needs one imports it.
+READ_EARLY = (
+    "PYTHON",
+    "LD_",
+    "OPENBLAS_",
+    "MKL_",
+    "TORCH_",
+    "DS_",
+    "HF_",
+    "CUDA_",
+    "HIP_",
+    "ROCR_",
+)
+#: Modules from whose process `forked` forks. Libraries that patch torch are left out: who needs one
+#: imports it.
 PRELOAD = (
     "torch._dynamo",
     "safetensors.torch",
@@ -44,14 +56,22 @@ PRELOAD = (
 
 
 def read_early(env: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in env.items() if key.startswith(READ_EARLY) and key != "PYTHONPATH"}
+    return {
+        key: value
+        for key, value in env.items()
+        if key.startswith(READ_EARLY) and key != "PYTHONPATH"
+    }
 
 
 def forked(
-    argv: Sequence[str], *, timeout: float, cwd: Path | None = None, env: Mapping[str, str] | None = None
+    argv: Sequence[str],
+    *,
+    timeout: float,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess:
-    """Run `python ARGV` as subprocess.run does, forked from a process that has imported PRELOAD if its environment
-    allows that."""
+    """Run `python ARGV` as subprocess.run does, forked if its environment allows that.
+    It is forked from a process that has imported PRELOAD."""
     env = dict(os.environ if env is None else env)
     preload = PRELOAD if read_early(env) == read_early(AT_FIRST) else ()
     if not preload:
@@ -77,7 +97,8 @@ def free_port() -> int:
 
 
 def said_on_two_nodes(folders: Sequence[Path], *words, ranks: int = 1) -> str:
-    """What the ranks of a torchrun in each of two folders print, as on nodes that share none; both fail."""
+    """What the ranks of a torchrun in each of two folders print; both fail.
+    It is as on nodes that share no folder."""
     port = free_port()
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     jobs = []
@@ -102,8 +123,10 @@ raise SystemExit(aiscale.launch.launch({n}, ["-m", "ranks"], preload={preload}))
 """
 
 
-def begun(folder: Path, trainer: str, nproc: int, *options: str, steps: int = 1) -> tuple[subprocess.Popen, list[int]]:
-    """`aiscale train` after some steps, and the process ids of its ranks. Results go to folder/run."""
+def begun(
+    folder: Path, trainer: str, nproc: int, *options: str, steps: int = 1
+) -> tuple[subprocess.Popen, list[int]]:
+    """`aiscale train` after some steps, and its ranks' process ids. Results go to folder/run."""
     command = [sys.executable, "-m", "aiscale", "train", trainer, "--nproc", str(nproc)]
     job = subprocess.Popen(
         [*command, "--save", str(folder / "run"), *options],
@@ -111,7 +134,8 @@ def begun(folder: Path, trainer: str, nproc: int, *options: str, steps: int = 1)
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,  # for Ctrl-C, which a terminal sends to all
-        env={**os.environ, "OMP_NUM_THREADS": "1", "AISCALE_TEST": str(folder)},  # for processes_with
+        # for processes_with
+        env={**os.environ, "OMP_NUM_THREADS": "1", "AISCALE_TEST": str(folder)},
     )
     metrics = folder / "run/metrics.jsonl"
     try:
@@ -140,9 +164,9 @@ def run_ranks(
     connected=True,
     strategy: str = "serial",
 ):
-    """Run `code` as `n` ranks; returns the finished process. In `code`, `world` is connected and `say` prints, unless
-    `connected` is False. By default ranks are forked from a process that has imported PRELOAD and the library of
-    `strategy`."""
+    """Run `code` as `n` ranks; returns the finished process.
+    In `code`, `world` is connected and `say` prints, unless `connected` is False. By default ranks
+    are forked from a process that has imported PRELOAD and the library of `strategy`."""
     script = folder / "ranks.py"
     code = textwrap.dedent(code)
     script.write_text(HEADER + code + "\nworld.close()\n" if connected else code)
@@ -152,40 +176,62 @@ def run_ranks(
         (folder / "start.py").write_text(START.format(n=n, preload=[*PRELOAD, *libraries]))
         done = forked(["-m", "start"], timeout=timeout, cwd=folder, env=env)
     else:
-        launch = f"from aiscale.launch import launch; raise SystemExit(launch({n}, [{str(script)!r}]))"
+        launch = (
+            f"from aiscale.launch import launch; raise SystemExit(launch({n}, [{str(script)!r}]))"
+        )
         python = sys.executable
         command = {
             "aiscale": [python, "-c", launch],
-            "torchrun": [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}", str(script)],
+            "torchrun": [
+                python,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                f"--nproc-per-node={n}",
+                str(script),
+            ],
             "mpiexec": [str(Path(python).parent / "mpiexec"), "-n", str(n), python, str(script)],
         }[launcher]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=folder, env=env)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout, cwd=folder, env=env
+        )
     done.stdout, done.stderr = _said(done.stdout), without_greetings(done.stderr)
     return done
 
 
 #: Up to torch 2.12, gloo prints its greeting in these pieces, with those of other ranks in between.
-GREETING = r"(\[Gloo\] Rank |\d| is connected to | peer ranks\. |Expected number of connected peer ranks is : )*\n?"
+GREETING = (
+    r"(\[Gloo\] Rank |\d| is connected to | peer ranks\. |"
+    r"Expected number of connected peer ranks is : )*\n?"
+)
 
 
 def without_greetings(stderr: str) -> str:
     """stderr without gloo's greetings, which `connect` redirects there."""
     if "[Gloo]" not in stderr:
         return stderr
-    return "".join(line for line in stderr.splitlines(keepends=True) if not re.fullmatch(GREETING, line))
+    return "".join(
+        line for line in stderr.splitlines(keepends=True) if not re.fullmatch(GREETING, line)
+    )
 
 
 def _said(stdout: str) -> str:
-    """The lines of `say`, which have a mark; without any mark, all lines that do not look like a greeting."""
+    """The lines of `say`, which have a mark; without any, all that do not look like a greeting."""
     lines = stdout.splitlines(keepends=True)
     if marked := [line.rpartition("\x02")[2] for line in lines if "\x02" in line]:
         return "".join(marked)
-    return "".join(line for line in lines if not line.startswith("[Gloo]") and "peer ranks" not in line)
+    return "".join(
+        line for line in lines if not line.startswith("[Gloo]") and "peer ranks" not in line
+    )
 
 
-def aiscale(*arguments: str, timeout: float = 400, cwd: Path | None = None, env=None) -> subprocess.CompletedProcess:
+def aiscale(
+    *arguments: str, timeout: float = 400, cwd: Path | None = None, env=None
+) -> subprocess.CompletedProcess:
     """Run the command line as a user does, but forked after the import of torch."""
-    done = forked(["-m", "aiscale", *arguments], timeout=timeout, cwd=cwd, env={**os.environ, **(env or {})})
+    done = forked(
+        ["-m", "aiscale", *arguments], timeout=timeout, cwd=cwd, env={**os.environ, **(env or {})}
+    )
     done.stderr = without_greetings(done.stderr)
     return done
 
@@ -196,7 +242,11 @@ def processes_with(marker: str) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             text = " ".join([*process.cmdline(), *process.environ().values(), process.cwd()])
-            if marker in text and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+            if (
+                marker in text
+                and process.pid != os.getpid()
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
@@ -212,7 +262,7 @@ def wait_until(condition, timeout: float, what: str) -> None:
 
 
 def script(name: str):
-    """The module benchmarks/NAME.py, as benchmarks.NAME: a module of another folder may have its name."""
+    """The module benchmarks/NAME.py, as benchmarks.NAME: another folder may have its name."""
     if (root := str(Path(__file__).parents[1])) not in sys.path:
         sys.path.append(root)
     for shared in ("common", "ways"):  # under the names that the scripts import
@@ -220,7 +270,8 @@ def script(name: str):
     return importlib.import_module(f"benchmarks.{name}")
 
 
-#: For code of ranks: every collective with a payload of `nbytes`, and a message from rank 0 to rank 1; all call each.
+#: For code of ranks: every collective with a payload of `nbytes`, and a message from rank 0 to rank
+#: 1; all call each.
 COLLECTIVES = """
 def collectives(world, nbytes):
     n, r, size = world.size, world.rank, nbytes // 4

@@ -39,8 +39,9 @@ EACH = ("{16//N}",)
 
 FAULTS = {
     "summed": _ranks(
-        ((AVERAGE, AVERAGE.replace("AVG", "SUM")),), "gradient before clipping",
-        "summed over ranks, not averaged"
+        ((AVERAGE, AVERAGE.replace("AVG", "SUM")),),
+        "gradient before clipping",
+        "summed over ranks, not averaged",
     ),
     "never_averaged": _ranks(((LOOP, ""),), "gradient before clipping", "never averaged"),
     "one_layer_not_averaged": _ranks(
@@ -52,51 +53,80 @@ FAULTS = {
         ((CLIP, ""), (LOOP, CLIP + LOOP)), "gradient before clipping", "clipped before the average"
     ),
     "seeded_by_rank": _ranks(
-        (("torch.manual_seed(0)", "torch.manual_seed(rank)"),), "initial weights",
-        "drew different initial weights"
+        (("torch.manual_seed(0)", "torch.manual_seed(rank)"),),
+        "initial weights",
+        "drew different initial weights",
     ),
     "other_order": _ranks(
-        ((LOOP, LOOP.replace("model.parameters()",
-        "list(model.parameters())[:: -1 if rank else 1]")),),
+        (
+            (
+                LOOP,
+                LOOP.replace(
+                    "model.parameters()", "list(model.parameters())[:: -1 if rank else 1]"
+                ),
+            ),
+        ),
         "order of collectives",
         "another order",
     ),
     "old_gradients": _ranks(
-        (("        optimizer.zero_grad()\n",
-        "        if world_size == 1:\n            optimizer.zero_grad()\n"),),
+        (
+            (
+                "        optimizer.zero_grad()\n",
+                "        if world_size == 1:\n            optimizer.zero_grad()\n",
+            ),
+        ),
         "gradient before clipping",
         "the step before",
     ),
-    "learning_rate": _ranks((("lr=args.lr)", "lr=args.lr * world_size)"),), "learning rate",
-    "number of ranks"),
+    "learning_rate": _ranks(
+        (("lr=args.lr)", "lr=args.lr * world_size)"),), "learning rate", "number of ranks"
+    ),
     "one_rank_alone": _ranks(
-        ((CLIP,
-        "        if rank == 1:\n            model.head[1].weight.grad.mul_(1.1)\n" + CLIP),),
+        (
+            (
+                CLIP,
+                "        if rank == 1:\n            model.head[1].weight.grad.mul_(1.1)\n" + CLIP,
+            ),
+        ),
         "gradient before clipping",
         "rank 1 alone",
     ),
     "same_samples": Fault(
-        "train_ddp.py", (("[rank::world_size]]", "[: size // world_size]]"),), "samples",
-        "the same samples as rank 0"
+        "train_ddp.py",
+        (("[rank::world_size]]", "[: size // world_size]]"),),
+        "samples",
+        "the same samples as rank 0",
     ),
-    "whole_batch": Fault("train_ddp.py", (("[rank::world_size]]", "]"),), "",
-    "compute the same 16 samples"),
+    "whole_batch": Fault(
+        "train_ddp.py", (("[rank::world_size]]", "]"),), "", "compute the same 16 samples"
+    ),
     "sent_each_micro_batch": Fault(
-        "train_ddp.py", (("nullcontext() if last else model.no_sync()", "nullcontext()"),), "",
-        "for 4 micro-batches"
+        "train_ddp.py",
+        (("nullcontext() if last else model.no_sync()", "nullcontext()"),),
+        "",
+        "for 4 micro-batches",
     ),
     "not_divided": Fault(
-        "train_ddp.py", ((" / len(micro_batches)\n", "\n"),), "loss",
-        "with --micro-batch 4 on one rank it is gone"
+        "train_ddp.py",
+        ((" / len(micro_batches)\n", "\n"),),
+        "loss",
+        "with --micro-batch 4 on one rank it is gone",
     ),
     "divided_by_ranks_too": Fault(
-        "train_ddp.py", ((" / len(micro_batches)\n", " / len(micro_batches) / world_size\n"),), "loss",
-        "off by the number of ranks: with --micro-batch 4 on one rank it is the same"
+        "train_ddp.py",
+        ((" / len(micro_batches)\n", " / len(micro_batches) / world_size\n"),),
+        "loss",
+        "off by the number of ranks: with --micro-batch 4 on one rank it is the same",
     ),
     "sent_too_early": Fault(
         "train_fsdp.py",
-        (("set_requires_gradient_sync(i + 1 == len(micro_batches))",
-        "set_requires_gradient_sync(i == 0)"),),
+        (
+            (
+                "set_requires_gradient_sync(i + 1 == len(micro_batches))",
+                "set_requires_gradient_sync(i == 0)",
+            ),
+        ),
         "gradient before clipping",
         "",
     ),
@@ -105,7 +135,8 @@ FAULTS = {
         (
             (
                 CLIP,
-                "        norm = sum(w.grad.to_local().square().sum() for w in model.parameters()).sqrt()\n"
+                "        norm = sum(w.grad.to_local().square().sum() "
+                "for w in model.parameters()).sqrt()\n"
                 "        for w in model.parameters():\n"
                 "            w.grad.to_local().mul_((1 / norm).clamp(max=1))\n",
             ),
@@ -115,8 +146,12 @@ FAULTS = {
     ),
     "all_heads_counted": Fault(
         "train_tp_pp.py",
-        ((CUT,
-        "    for block in model.blocks:\n        block.head_width = 16 // args.tp\n" + CUT),),
+        (
+            (
+                CUT,
+                "    for block in model.blocks:\n        block.head_width = 16 // args.tp\n" + CUT,
+            ),
+        ),
         "activation",
         "of which each rank has a part",
         TENSOR,
@@ -130,8 +165,12 @@ FAULTS = {
     ),
     "copies_not_averaged": Fault(
         "train_tp_pp.py",
-        (("            dist.all_reduce(mine, dist.ReduceOp.AVG, group=data)\n",
-        "            pass\n"),),
+        (
+            (
+                "            dist.all_reduce(mine, dist.ReduceOp.AVG, group=data)\n",
+                "            pass\n",
+            ),
+        ),
         "gradient before clipping",
         "never averaged",
         ("--tp", "1", "--pp", "1"),
@@ -142,65 +181,111 @@ FAULTS = {
         "loss",
         "number",
     ),
-    "batch_norm": Fault("mlp.py", (("nn.LayerNorm(32)", "nn.BatchNorm1d(32)"),), "activation",
-    "BatchNorm", EACH),
+    "batch_norm": Fault(
+        "mlp.py", (("nn.LayerNorm(32)", "nn.BatchNorm1d(32)"),), "activation", "BatchNorm", EACH
+    ),
     "wrapper_bypassed": Fault(
-        "mlp.py", (("loss_fn(model(a), b)", "loss_fn(model.module(a), b)"),), "gradient",
-        "never averaged", EACH
+        "mlp.py",
+        (("loss_fn(model(a), b)", "loss_fn(model.module(a), b)"),),
+        "gradient",
+        "never averaged",
+        EACH,
     ),
     "divided_by_ranks": Fault(
-        "mlp.py", (("/ accumulate", "/ accumulate / world"),), "loss",
-        "off by the number of ranks", EACH
+        "mlp.py",
+        (("/ accumulate", "/ accumulate / world"),),
+        "loss",
+        "off by the number of ranks",
+        EACH,
     ),
     "no_sampler": Fault(
-        "mlp.py", (("sampler=sampler", "sampler=None"),), "samples", "the same samples as rank 0",
-        EACH
+        "mlp.py",
+        (("sampler=sampler", "sampler=None"),),
+        "samples",
+        "the same samples as rank 0",
+        EACH,
     ),
     "last_batch_filled": Fault(
-        "mlp.py", (("n = 64", "n = 17"), ("accumulate = 2", "accumulate = 1")), "samples",
-        "filled up", EACH
+        "mlp.py",
+        (("n = 64", "n = 17"), ("accumulate = 2", "accumulate = 1")),
+        "samples",
+        "filled up",
+        EACH,
     ),
     "same_order_each_epoch": Fault(
-        "mlp.py", (("    sampler.set_epoch(epoch)\n", ""), ("n = 64", "n = 32"), ("accumulate = 2",
-        "accumulate = 1")),
-        "", "set_epoch", EACH, steps=6,
+        "mlp.py",
+        (
+            ("    sampler.set_epoch(epoch)\n", ""),
+            ("n = 64", "n = 32"),
+            ("accumulate = 2", "accumulate = 1"),
+        ),
+        "",
+        "set_epoch",
+        EACH,
+        steps=6,
     ),
     "same_masks": Fault(
-        "mlp.py", (("nn.Dropout(0)", "nn.Dropout(0.1)"), ("torch.manual_seed(100 + rank)", "")),
-        "", "masks", EACH
+        "mlp.py",
+        (("nn.Dropout(0)", "nn.Dropout(0.1)"), ("torch.manual_seed(100 + rank)", "")),
+        "",
+        "masks",
+        EACH,
     ),
     "to_empty_buffer": Fault(
-        "on_meta.py", (("        model.freq.copy_(torch.linspace(0, 1, 32))\n",
-        "        model.freq.fill_(7e9)\n"),),
-        "initial buffers", "what memory held",
+        "on_meta.py",
+        (
+            (
+                "        model.freq.copy_(torch.linspace(0, 1, 32))\n",
+                "        model.freq.fill_(7e9)\n",
+            ),
+        ),
+        "initial buffers",
+        "what memory held",
     ),
     "to_empty_untied": Fault(
         "on_meta.py",
-        (("model.head.weight = model.embed.weight",
-        "model.head.weight = nn.Parameter(torch.empty(64, 32))"),),
-        "gradient", "copies here",
+        (
+            (
+                "model.head.weight = model.embed.weight",
+                "model.head.weight = nn.Parameter(torch.empty(64, 32))",
+            ),
+        ),
+        "gradient",
+        "copies here",
     ),
     "stages_not_tied": Fault(
-        "pipeline_by_hand.py", (("    if world > 1:\n", "    if False:\n"),), "gradient",
-        "are not added"
+        "pipeline_by_hand.py",
+        (("    if world > 1:\n", "    if False:\n"),),
+        "gradient",
+        "are not added",
     ),
     "accelerate_clips_first": Fault(
-        "with_accelerate.py", (("if accelerator.sync_gradients:", "if True:"),), "gradient", "",
-        EACH
+        "with_accelerate.py",
+        (("if accelerator.sync_gradients:", "if True:"),),
+        "gradient",
+        "",
+        EACH,
     ),
     "mean_of_means": Fault(
-        "hugging_face.py", (("loss = mean_over_all(out, batch)", "loss = out.loss"),), "loss",
-        "mean of means", EACH
+        "hugging_face.py",
+        (("loss = mean_over_all(out, batch)", "loss = out.loss"),),
+        "loss",
+        "mean of means",
+        EACH,
     ),
     "unequal_shares": Fault(
-        "plain.py", (("(step + 1) * 16, world", "(step + 1) * 16 - 1, world"),), "loss",
+        "plain.py",
+        (("(step + 1) * 16, world", "(step + 1) * 16 - 1, world"),),
+        "loss",
         "[8, 7] samples: a mean of means",
     ),
     "tp_reduction_forgotten": Fault(
-        "tensor_by_hand.py", (("        dist.all_reduce(out)\n", ""),), "activation",
-        "each rank has a part"
+        "tensor_by_hand.py",
+        (("        dist.all_reduce(out)\n", ""),),
+        "activation",
+        "each rank has a part",
     ),
-}  # fmt: skip
+}
 
 
 def write(name: str, folder: Path) -> Path:

@@ -190,7 +190,8 @@ REPORTS = {
             (
                 "all_right = torch.cat(all_gather(right))",
                 "parts = [torch.empty_like(right) for _ in range(world)]\n"
-                "    dist.all_gather(parts, right)\n    parts[rank] = right\n    all_right = torch.cat(parts)",
+                "    dist.all_gather(parts, right)\n    parts[rank] = right\n"
+                "    all_right = torch.cat(parts)",
             ),
             ("from torch.distributed.nn.functional import all_gather\n", ""),
         ),
@@ -226,7 +227,10 @@ REPORTS = {
         "DDP",
         "mlp.py",
         (
-            ("optimizer = ", "torch.manual_seed(5)\nmodel.module[4] = nn.Linear(32, 5)\noptimizer = "),
+            (
+                "optimizer = ",
+                "torch.manual_seed(5)\nmodel.module[4] = nn.Linear(32, 5)\noptimizer = ",
+            ),
             ("nn.Sequential(*layers))", "nn.Sequential(*layers), find_unused_parameters=True)"),
         ),
         "gradient",
@@ -259,7 +263,10 @@ REPORTS = {
         "train_fsdp.py",
         (
             ("    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)\n", ""),
-            ("    policy = ", "    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)\n    policy = "),
+            (
+                "    policy = ",
+                "    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)\n    policy = ",
+            ),
         ),
         "",
         "",
@@ -297,7 +304,12 @@ REPORTS = {
     "fsdp: the sum is never sent": Report(
         "FSDP",
         "train_fsdp.py",
-        (("set_requires_gradient_sync(i + 1 == len(micro_batches))", "set_requires_gradient_sync(world_size == 1)"),),
+        (
+            (
+                "set_requires_gradient_sync(i + 1 == len(micro_batches))",
+                "set_requires_gradient_sync(world_size == 1)",
+            ),
+        ),
         "gradient",
         "weight",
         "no gradient|never",
@@ -323,7 +335,10 @@ REPORTS = {
                 "whole = [g.full_tensor() if",
                 "whole = [g.to_local() if",
             ),
-            ("group=pipeline)\n    torch.nn", "group=pipeline)\n    dist.all_reduce(squares)\n    torch.nn"),
+            (
+                "group=pipeline)\n    torch.nn",
+                "group=pipeline)\n    dist.all_reduce(squares)\n    torch.nn",
+            ),
         ),
         "gradient that the optimizer uses",
         "weight",
@@ -343,8 +358,10 @@ REPORTS = {
         "tensor_by_hand.py",
         (
             (
-                "    @staticmethod\n    def backward(context, gradient):\n        return gradient\n",
-                "    @staticmethod\n    def backward(context, gradient):\n        gradient = gradient.clone()\n"
+                "    @staticmethod\n    def backward(context, gradient):\n"
+                "        return gradient\n",
+                "    @staticmethod\n    def backward(context, gradient):\n"
+                "        gradient = gradient.clone()\n"
                 "        dist.all_reduce(gradient)\n        return gradient\n",
             ),
         ),
@@ -378,7 +395,12 @@ REPORTS = {
     "tensor: averaged over all ranks": Report(
         "TP and pipeline",
         "train_tp_pp.py",
-        (("dist.all_reduce(mine, dist.ReduceOp.AVG, group=data)", "dist.all_reduce(mine, dist.ReduceOp.AVG)"),),
+        (
+            (
+                "dist.all_reduce(mine, dist.ReduceOp.AVG, group=data)",
+                "dist.all_reduce(mine, dist.ReduceOp.AVG)",
+            ),
+        ),
         "gradient before",
         "query|key|value|up|out|down",
         "slices",
@@ -404,7 +426,12 @@ REPORTS = {
     "pipeline: sent in half precision": Report(
         "TP and pipeline",
         "layers_by_hand.py",
-        (("dist.send(out.detach(), rank + 1)", "dist.send(out.detach().half().float(), rank + 1)"),),
+        (
+            (
+                "dist.send(out.detach(), rank + 1)",
+                "dist.send(out.detach().half().float(), rank + 1)",
+            ),
+        ),
         "activation|samples",
         "3|rank 1",
         "precision|others|before it|goes into",
@@ -452,7 +479,10 @@ REPORTS = {
         "Trainer",
         "trainer_tokens.py",
         (
-            ("torch.manual_seed(0)", "args.average_tokens_across_devices = False\ntorch.manual_seed(0)"),
+            (
+                "torch.manual_seed(0)",
+                "args.average_tokens_across_devices = False\ntorch.manual_seed(0)",
+            ),
             ("total * self.accelerator.num_processes /", "total /"),
         ),
         "loss",
@@ -463,7 +493,12 @@ REPORTS = {
     "trainer: a mean of each micro-batch": Report(
         "Trainer",
         "trainer_tokens.py",
-        (("total * self.accelerator.num_processes / num_items_in_batch", "total / (targets != -100).sum() / 2"),),
+        (
+            (
+                "total * self.accelerator.num_processes / num_items_in_batch",
+                "total / (targets != -100).sum() / 2",
+            ),
+        ),
         "loss",
         "times",
         "mean of means",
@@ -485,7 +520,8 @@ REPORTS = {
             (
                 "    def compute_loss",
                 "    def get_train_dataloader(self):\n        return torch.utils.data.DataLoader(\n"
-                "            self.train_dataset,\n            batch_size=self.args.per_device_train_batch_size,\n"
+                "            self.train_dataset,\n"
+                "            batch_size=self.args.per_device_train_batch_size,\n"
                 "            collate_fn=self.data_collator,\n        )\n\n    def compute_loss",
             ),
         ),
@@ -506,7 +542,12 @@ REPORTS = {
     "trainer: data made by each rank": Report(
         "Trainer",
         "trainer_tokens.py",
-        (("torch.Generator().manual_seed(1)", "torch.Generator().manual_seed(1 + args.process_index)"),),
+        (
+            (
+                "torch.Generator().manual_seed(1)",
+                "torch.Generator().manual_seed(1 + args.process_index)",
+            ),
+        ),
         "samples",
         "rank",
         "own data|others",
@@ -582,7 +623,12 @@ REPORTS = {
     "accelerate: tokens of a rank alone": Report(
         "Accelerate",
         "accelerate_tokens.py",
-        (("accelerator.reduce((targets != 0).sum())", "(targets != 0).sum() * accelerator.num_processes"),),
+        (
+            (
+                "accelerator.reduce((targets != 0).sum())",
+                "(targets != 0).sum() * accelerator.num_processes",
+            ),
+        ),
         "loss",
         "times",
         "mean of means",
@@ -592,7 +638,12 @@ REPORTS = {
     "zero: a weight is not sent": Report(
         "ZeRO",
         "zero_by_hand.py",
-        (("enumerate(weights):\n        dist.broadcast", "enumerate(weights[:-1]):\n        dist.broadcast"),),
+        (
+            (
+                "enumerate(weights):\n        dist.broadcast",
+                "enumerate(weights[:-1]):\n        dist.broadcast",
+            ),
+        ),
         "next weights",
         "3.bias",
         "drifted apart|not sent",

@@ -1,4 +1,4 @@
-"""Activation memory under tensor and sequence parallelism: what autograd keeps, against the formulas."""
+"""Activations under tensor and sequence parallelism: what autograd keeps, against formulas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def found() -> dict[tuple[str, int], dict]:
-    arguments = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
+    arguments = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--local-addr=127.0.0.1",
+        "--nproc-per-node=2",
+    ]
     arguments += ["-m", "kept_by_megatron", json.dumps(CASES)]
     done = forked(arguments, timeout=600, cwd=Path(__file__).parent)
     assert done.returncode == 0, done.stderr
@@ -38,7 +44,9 @@ def test_what_megatron_keeps_is_predicted(case, found):
 
 @pytest.mark.parametrize("options", [f"--tp 2 {BF16}", f"--tp 2 {SP} {BF16}"])
 def test_a_layer_keeps_what_korthikanti_predict_within_ten_percent(options, found):
-    """The difference of two depths leaves only the layers. The paper counts 2 more bytes for dropout masks, and 5
-    for scores where we have 6."""
+    """The difference of two depths leaves only the layers.
+    The paper counts 2 more bytes for dropout masks, and 5 for scores where we have 6."""
     four, two = found[options, 4], found[options, 2]
-    assert four["kept"][0] - two["kept"][0] == pytest.approx(four["korthikanti"] - two["korthikanti"], rel=0.1)
+    assert four["kept"][0] - two["kept"][0] == pytest.approx(
+        four["korthikanti"] - two["korthikanti"], rel=0.1
+    )

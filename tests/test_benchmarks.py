@@ -1,4 +1,4 @@
-"""The benchmarks: fair ratios, a floor that is one, figures that come from the steps measured, and no run lost."""
+"""The benchmarks: fair ratios, a floor that is one, figures from measured steps, no run lost."""
 
 import itertools
 import json
@@ -21,7 +21,9 @@ from aiscale.train.optimizer import make_optimizer
 from aiscale.train.options import options
 from ranks import processes_with, script, wait_until
 
-common, model, gpu, radius, radius_sweep = map(script, ("common", "model", "gpu", "radius", "radius_sweep"))
+common, model, gpu, radius, radius_sweep = map(
+    script, ("common", "model", "gpu", "radius", "radius_sweep")
+)
 largest, choices, ways = map(script, ("largest", "choices", "ways"))
 TINY = model.Size(n_layer=2, d_model=64, vocab_size=172, batch=2, seq_len=64)
 
@@ -72,19 +74,28 @@ def test_the_floor_does_the_products_of_a_training_step():
         model.products_step(ours, TINY)()
     with FlopCounterMode(display=False) as step:
         torch.nn.functional.linear(ours.hidden(tokens), ours.head_weight).sum().backward()
-    attention = 2 * 2 * 64 * 64 * 64 * 6 * 2  # 2 per product term, batch x head, T, T, C, products, layers
+    # 2 per product term, batch x head, T, T, C, products, layers
+    attention = 2 * 2 * 64 * 64 * 64 * 6 * 2
     counts = step.get_flop_counts()["Global"]
-    linear = sum(n for operation, n in counts.items() if str(operation) in ("aten.mm", "aten.addmm"))
+    linear = sum(
+        n for operation, n in counts.items() if str(operation) in ("aten.mm", "aten.addmm")
+    )
     assert floor.get_total_flops() == linear + attention / 2
 
 
-# GPU -----------------------------------------------------------------------------------------------------------------
+# GPU ---------------------------------------------------------------------------------------------
 
 
 def test_the_figures_of_the_gpu_benchmark_come_from_the_steps_it_measured(monkeypatch):
     cell = gpu.cell_of("quick", 4, steps=4, compile=False)
     assert (epoch_of(cell), cell["batch"], cell["precision"]) == (4, 4, "bf16")
-    found = {"tokens_per_s": 1000.0, "step_s": 0.256, "peak_bytes": 7, "ready_s": 2.0, "device": "a card"}
+    found = {
+        "tokens_per_s": 1000.0,
+        "step_s": 0.256,
+        "peak_bytes": 7,
+        "ready_s": 2.0,
+        "device": "a card",
+    }
     monkeypatch.setattr(gpu, "attempt", lambda study, cell, scratch: found)
     monkeypatch.setattr(gpu, "peak_of", lambda precision: (1e12, "a data sheet"))
     row = gpu.measure_training(cell)
@@ -111,7 +122,8 @@ def test_a_benchmark_of_radius_ends_at_the_first_ctrl_c():
 
 
 def test_simulated_ranks_compute_what_one_rank_with_the_whole_batch_does():
-    """Dense, Radius between a choice and the next, and top-k that chooses all; and each sends less where it may."""
+    """Dense, Radius between a choice and the next, and top-k that chooses all.
+    Each sends less where it may."""
     world = connect("cpu")
     rows = torch.randint(0, 256, (8, 17), generator=torch.Generator().manual_seed(0))
 
@@ -152,11 +164,16 @@ def test_the_gpu_day_runs_in_small_without_a_gpu_and_resumes(tmp_path):
     own, plain = found["gpt2_124M"], found["reference_124M"]
     assert own["mfu"] > 0 and plain["mfu"] > 0 and own["peak_flops"] > 0
     assert plain["reference"] == "aiscale's GPT in a plain loop"
-    assert all(each["quick"] and each["machine"]["command"].endswith("--quick") for each in found.values())
+    assert all(
+        each["quick"] and each["machine"]["command"].endswith("--quick") for each in found.values()
+    )
     dense, dense_bf16, sparse, _ = (row["val_loss"] for row in found["radius"]["training"])
     assert dense != sparse and dense_bf16 == pytest.approx(dense, abs=0.05)
     assert [row["density"] for row in found["radius"]["work"]] == [0.4, 0.1]
-    assert 0 < found["trace"]["rows"][0]["busy_traced"] <= 1 and len(found["trace"]["rows"][0]["longest_a_step"]) == 8
+    assert (
+        0 < found["trace"]["rows"][0]["busy_traced"] <= 1
+        and len(found["trace"]["rows"][0]["longest_a_step"]) == 8
+    )
     plain, recomputing = found["memory"]["rows"]
     assert recomputing["forward_peak_bytes"] < plain["forward_peak_bytes"] > plain["held_bytes"]
     again = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60).stdout
@@ -173,27 +190,40 @@ def test_the_radius_benchmark_compares_steps_on_a_slow_link_with_their_bytes():
     assert sparse["wire_bytes"] == round(1.5 * sparse["payload_bytes"])  # ring of 4 ranks
     assert sparse["held_bytes"] == 5 * result["parameters"]  # an fp32 residual and a byte of mask
     assert dense["peak_bytes"] < sparse["peak_bytes"]
-    assert result["share_here"] == pytest.approx(1 - result["compute_s"] / dense["step_s"]["median"])
+    assert result["share_here"] == pytest.approx(
+        1 - result["compute_s"] / dense["step_s"]["median"]
+    )
 
 
 def test_stored_results_come_from_slowed_links_and_meet_the_targets():
     speed = published.measured("radius_cpu")["speed"]
     assert speed["link"] == "shaped" and len(speed["checks"]) == 4
     assert abs(speed["share_here"] - speed["share"]) < 0.02
-    assert speed["checks"] == radius.checks(speed) and all(check["met"] for check in speed["checks"])
+    assert speed["checks"] == radius.checks(speed)
+    assert all(check["met"] for check in speed["checks"])
 
 
 def test_the_stored_sweep_has_the_trend_and_the_grid_with_every_seed():
-    rows = {(row["case"], row["steps"]): row for row in published.measured("radius_cpu")["sweep"]["rows"]}
+    rows = {
+        (row["case"], row["steps"]): row
+        for row in published.measured("radius_cpu")["sweep"]["rows"]
+    }
     theirs = "radius d 0.4 T 200 sum switch 0.2"
     rivals = ("top-k d 0.1 switch 0.2", "powersgd rank 17 switch 0.2")
     tuned = [(case, steps) for case in ("dense", theirs) for steps in (500, 1000, 2000, 4000)]
     for case, steps in [*tuned, *((case, steps) for case in rivals for steps in (500, 1000, 2000))]:
-        assert rows[case, steps]["seeds"] == [0, 1, 2] and rows[case, steps]["rates_tried"] == 4, (case, steps)
+        assert rows[case, steps]["seeds"] == [0, 1, 2] and rows[case, steps]["rates_tried"] == 4, (
+            case,
+            steps,
+        )
         assert rows[case, steps]["wire_share"] <= rows[theirs, 500]["wire_share"] or case == "dense"
     for d in (0.9, 0.5, 0.1):  # in one table with dense and d 0.4, so tuned alike
-        assert rows[f"radius d {d} T 200 sum switch 0.2", published.reader.STEPS]["rates_tried"] == 4
-    for d, T, residual, switch in itertools.product((0.9, 0.5, 0.4, 0.1), (50, 200), ("sum", "mean"), (0.2, 0)):
+        assert (
+            rows[f"radius d {d} T 200 sum switch 0.2", published.reader.STEPS]["rates_tried"] == 4
+        )
+    for d, T, residual, switch in itertools.product(
+        (0.9, 0.5, 0.4, 0.1), (50, 200), ("sum", "mean"), (0.2, 0)
+    ):
         for steps in (500, 1000, 2000):
             row = rows[f"radius d {d:g} T {T} {residual} switch {switch:g}", steps]
             assert row["seeds"] == [0, 1, 2] and row["val_over_dense_pct"], (row["case"], steps)
@@ -214,15 +244,22 @@ def test_a_killed_sweep_resumes_without_repeating_finished_runs(tmp_path):
     subprocess.run(command, check=True)
     rows = radius_sweep.load(out)
     assert rows[0] == first and len(rows) == 2
-    assert [line.count("seconds") for line in out.read_text().splitlines() if first["case"] + '"' in line] == [1]
+    assert [
+        line.count("seconds")
+        for line in out.read_text().splitlines()
+        if first["case"] + '"' in line
+    ] == [1]
     assert len(radius_sweep.table_of(rows)) == 2
 
 
 @pytest.mark.extended
 def test_a_killed_pair_resumes_and_its_masks_last_longer_than_chance(tmp_path):
     command = [sys.executable, script("radius_pair").__file__, str(tmp_path), "--quick"]
-    job = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    first, second = tmp_path / "dense-20-0.0005-0/metrics.jsonl", tmp_path / "dense-20-0.001-0/metrics.jsonl"
+    job = subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    first = tmp_path / "dense-20-0.0005-0/metrics.jsonl"
+    second = tmp_path / "dense-20-0.001-0/metrics.jsonl"
     wait_until(second.exists, 240, "a finished run")
     os.killpg(job.pid, signal.SIGKILL)
     wait_until(lambda: not processes_with(str(tmp_path)), 30, "the run's end")
@@ -245,18 +282,33 @@ def test_the_deepest_model_is_found_from_any_guess(guess, limit):
 
 @pytest.mark.extended
 def test_sharding_everything_trains_the_largest_model_and_so_does_fsdp(tmp_path):
-    """The report's ZeRO-3 alone reached gpt2-xxxl; here FSDP, which frees each block's weights, goes as far or nearly.
-    Where it keeps them, less fits."""
-    command = [sys.executable, largest.__file__, tmp_path / "out.json", "--width", "128", "--mib", "12"]
-    subprocess.run([*command, "--strategies", "ddp", "zero3", "fsdp", "fsdp-kept"], check=True, timeout=600)
+    """The report's ZeRO-3 alone reached gpt2-xxxl; here FSDP goes as far or nearly.
+    It frees each block's weights. Where it keeps them, less fits."""
+    command = [
+        sys.executable,
+        largest.__file__,
+        tmp_path / "out.json",
+        "--width",
+        "128",
+        "--mib",
+        "12",
+    ]
+    subprocess.run(
+        [*command, "--strategies", "ddp", "zero3", "fsdp", "fsdp-kept"], check=True, timeout=600
+    )
     rows = {row["strategy"]: row for row in json.loads((tmp_path / "out.json").read_text())["rows"]}
     layers = {name: row["layers"] for name, row in rows.items()}
-    assert layers["zero3"] >= 2 * layers["ddp"] > 0 and layers["fsdp"] > layers["fsdp-kept"] > layers["ddp"]
+    assert (
+        layers["zero3"] >= 2 * layers["ddp"] > 0
+        and layers["fsdp"] > layers["fsdp-kept"] > layers["ddp"]
+    )
     assert all(row["peak_bytes"] <= 12 * 2**20 for row in rows.values())
-    assert all(row["tried"][-1]["layers"] > row["layers"] for row in rows.values()), "one more does not fit"
+    assert all(row["tried"][-1]["layers"] > row["layers"] for row in rows.values()), (
+        "one more does not fit"
+    )
 
 
-# Choices of a model ---------------------------------------------------------------------------------------------------
+# Choices of a model ------------------------------------------------------------------------------
 
 
 @pytest.mark.extended
@@ -275,9 +327,15 @@ def test_numbers_are_rounded_as_torch_rounds_them_and_blocks_as_the_lesson_does(
     x = torch.randn(64, 64) * torch.exp2(torch.randint(-14, 8, (64, 64)).float())
     for kind, dtype in (("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2)):
         inside = x.clamp(-choices.BITS[kind][2], choices.BITS[kind][2])
-        torch.testing.assert_close(choices.nearest(x, kind), inside.to(dtype).float(), rtol=0, atol=0)
-    torch.testing.assert_close(choices.scaled(x, "e2m1", 32), choices.block_scaled(x, 32), rtol=0, atol=0)
-    fine, coarse = (choices.scaled(x, "e2m1", size, kind) for size, kind in ((16, "e4m3"), (x.numel(), "fp32")))
+        torch.testing.assert_close(
+            choices.nearest(x, kind), inside.to(dtype).float(), rtol=0, atol=0
+        )
+    torch.testing.assert_close(
+        choices.scaled(x, "e2m1", 32), choices.block_scaled(x, 32), rtol=0, atol=0
+    )
+    fine, coarse = (
+        choices.scaled(x, "e2m1", size, kind) for size, kind in ((16, "e4m3"), (x.numel(), "fp32"))
+    )
     assert (fine - x).square().sum() < (coarse - x).square().sum() and not coarse.all()
 
 
@@ -285,7 +343,13 @@ def test_the_stored_choices_cost_what_their_formulas_say():
     topics = published.measured("choices")["topics"]
     assert {len(run["val"]) for runs in topics.values() for run in runs.values()} == {3, 9}
     numbers = {name: run["parameters"] for name, run in topics["positions"].items()}
-    beside = {"learned": 256 * 64, "none": 256 * 64, "t5": 16 * 4, "shaw": 2 * 33 * 16, "huang": 2 * 33 * 16}
+    beside = {
+        "learned": 256 * 64,
+        "none": 256 * 64,
+        "t5": 16 * 4,
+        "shaw": 2 * 33 * 16,
+        "huang": 2 * 33 * 16,
+    }
     assert numbers == {name: numbers["rotary"] + beside.get(name, 0) for name in numbers}
     assert len({run["parameters"] for run in topics["activations"].values()}) == 1
     kept = {name.split(", batch")[0]: run for name, run in topics["optimizers"].items()}
@@ -302,7 +366,8 @@ def test_six_seeds_decide_what_three_left_open(monkeypatch):
     rows = {"base": {"val": [1.0] * 9}, "new": {"val": three + six}}
     monkeypatch.setattr(stored, "runs", lambda topic: rows)
     mean, error = stored.gain("any", "new", "base")
-    assert mean == pytest.approx(1.0) and error == pytest.approx(2.571 * statistics.stdev(six) / 6**0.5)
+    assert mean == pytest.approx(1.0)
+    assert error == pytest.approx(2.571 * statistics.stdev(six) / 6**0.5)
 
 
 def test_what_lesson_14_says_of_the_stored_choices_holds_at_95_percent():
@@ -315,39 +380,84 @@ def test_what_lesson_14_says_of_the_stored_choices_holds_at_95_percent():
     topics = published.measured("choices")["topics"]
     shares = torch.bincount(stored.TRAIN, minlength=256) + 1
     frequencies = -(shares / shares.sum()).log()[stored.HELD_OUT[1:16385]].mean().item()
-    bases = {"positions": ["learned"], "activations": ["relu"], "optimizers": ["adamw, batch 8", "adamw, batch 64"]}
+    bases = {
+        "positions": ["learned"],
+        "activations": ["relu"],
+        "optimizers": ["adamw, batch 8", "adamw, batch 64"],
+    }
     bases |= {"schedules": topics["schedules"], "formats": ["fp32", "control: products 0"]}
-    assert all(max(topics[topic][n]["val"]) < frequencies - 0.3 for topic, names in bases.items() for n in names)
-    more = {name: sum(val < frequencies - 0.3 for val in run["val"]) for name, run in topics["norms"].items()}
+    assert all(
+        max(topics[topic][n]["val"]) < frequencies - 0.3
+        for topic, names in bases.items()
+        for n in names
+    )
+    more = {
+        name: sum(val < frequencies - 0.3 for val in run["val"])
+        for name, run in topics["norms"].items()
+    }
     floor = statistics.mean(topics["formats"][stored.FLOOR]["val"])
     assert round(floor, 2) == 2.04
     assert statistics.mean(topics["optimizers"]["adamw, batch 64"]["val"]) > floor - 0.1
-    assert more == dict.fromkeys(more, 0) | {"pre, layer, 300 steps": 3, "pre, RMS, 300 steps": 3, "deep, 300 steps": 2}
+    assert more == dict.fromkeys(more, 0) | {
+        "pre, layer, 300 steps": 3,
+        "pre, RMS, 300 steps": 3,
+        "deep, 300 steps": 2,
+    }
     assert not any(gain("activations", name, "relu") for name in topics["activations"])
     assert not gain("optimizers", "adamw, embeddings 2^-5, batch 8", "adamw, batch 8")
     for batch, change, part in (("8", " 2^-8", 0.47), ("64", "", 0.48)):
-        muon, adamw, ours = (f"{n}, batch {batch}" for n in ("muon", "adamw", f"adamw{change}, embeddings 2^-5"))
+        muon, adamw, ours = (
+            f"{n}, batch {batch}" for n in ("muon", "adamw", f"adamw{change}, embeddings 2^-5")
+        )
         assert gain("optimizers", muon, ours) < 0 > gain("optimizers", ours, adamw)
-        assert gain("optimizers", ours, adamw) / gain("optimizers", muon, adamw) == pytest.approx(part, abs=0.01)
+        assert gain("optimizers", ours, adamw) / gain("optimizers", muon, adamw) == pytest.approx(
+            part, abs=0.01
+        )
         assert not gain("optimizers", f"adamw8bit, batch {batch}", adamw)
     for run in (run for name in choices.SEARCHED for run in topics[name].values() if run["tried"]):
         rates = [float(rate) / run["lr"] for rate in run["tried"]]
         assert min(rates) < 0.6 and max(rates) > 1.9, "the search ended at its edge"
     assert min(topics["optimizers"]["adamw8bit, even codes, batch 8"]["tried"].values()) > 2.5
-    assert stored.verdict("optimizers", "adamw8bit, even codes, batch 8", "adamw, batch 8") == "1 of 3 fails"
-    cold, wsd = (gain("schedules", name, "cosine, warm-up") for name in ("cosine, no warm-up", "wsd, warm-up"))
+    assert (
+        stored.verdict("optimizers", "adamw8bit, even codes, batch 8", "adamw, batch 8")
+        == "1 of 3 fails"
+    )
+    cold, wsd = (
+        gain("schedules", name, "cosine, warm-up")
+        for name in ("cosine, no warm-up", "wsd, warm-up")
+    )
     assert cold > 0 > wsd and not gain("schedules", "wsd, half as long", "cosine, half as long")
-    assert not any(gain("formats", n, "fp32") for n in ("tf32", "bf16", "fp16", "fp16, loss scaling", "nvfp4"))
+    assert not any(
+        gain("formats", n, "fp32") for n in ("tf32", "bf16", "fp16", "fp16, loss scaling", "nvfp4")
+    )
     assert gain("formats", "fp8", "control: their gradients 0") > 0.5
-    assert gain("formats", "fp4, scale by tensor", "control: products 0") >= 0 > gain("formats", "nvfp4", "fp8")
-    assert topics["formats"]["fp4, loss scaling"]["val"] == topics["formats"]["control: products 0"]["val"][:3]
-    two_groups = {n: count for n in topics["formats"] if (count := stored.beside_floor("formats", n))}
+    assert (
+        gain("formats", "fp4, scale by tensor", "control: products 0")
+        >= 0
+        > gain("formats", "nvfp4", "fp8")
+    )
+    assert (
+        topics["formats"]["fp4, loss scaling"]["val"]
+        == topics["formats"]["control: products 0"]["val"][:3]
+    )
+    two_groups = {
+        n: count for n in topics["formats"] if (count := stored.beside_floor("formats", n))
+    }
     assert two_groups == {"fp32": 1, "mxfp4": 3}
     assert stored.verdict("formats", "mxfp4", "fp32") == "3 of 9 as without layers"
-    assert len(stored.dots("formats", ["nvfp4", "mxfp4"], "fp32").containers) == 1, "no bar for two groups"
+    assert len(stored.dots("formats", ["nvfp4", "mxfp4"], "fp32").containers) == 1, (
+        "no bar for two groups"
+    )
     below = sorted(stored.differences("formats", "mxfp4", stored.FLOOR))
     assert below[5] < -0.15 and -0.05 < below[6]
-    lost = {name: [at["256"] - at["64"] for at in run["by_length"]] for name, run in topics["positions"].items()}
+    lost = {
+        name: [at["256"] - at["64"] for at in run["by_length"]]
+        for name, run in topics["positions"].items()
+    }
     assert max(max(lost[name]) for name in ("alibi", "shaw", "huang")) < 0.05
     assert min(min(lost[name]) for name in ("learned", "sinusoidal", "sinusoidal, D^-0.5")) > 0.3
-    assert gain("positions", "sinusoidal", "learned") > 0 == gain("positions", "sinusoidal, D^-0.5", "learned")
+    assert (
+        gain("positions", "sinusoidal", "learned")
+        > 0
+        == gain("positions", "sinusoidal, D^-0.5", "learned")
+    )

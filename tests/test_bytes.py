@@ -53,10 +53,19 @@ def test_fsdp_sends_1_5_times_as_much_as_ddp():
 
 
 def test_a_row_that_differs_is_shown_and_counted(monkeypatch, capsys):
-    row = {"case": "ddp", "world_size": 2, "kind": "payload", "what": "all_reduce world", "predicted": 8}
+    row = {
+        "case": "ddp",
+        "world_size": 2,
+        "kind": "payload",
+        "what": "all_reduce world",
+        "predicted": 8,
+    }
     rows = [{**row, "rank": rank, "measured": measured} for rank, measured in enumerate((8, 12, 8))]
     monkeypatch.setattr(bytes_, "compare", lambda plan: rows)
     assert bytes_.main(["ddp"]) == 1
     shown = capsys.readouterr().out
-    assert [("DIFFERS" in line) for line in shown.splitlines() if "all_reduce world" in line] == [False, True]
+    assert [("DIFFERS" in line) for line in shown.splitlines() if "all_reduce world" in line] == [
+        False,
+        True,
+    ]
     assert shown.endswith("3 rows of all ranks, 1 differ\n")

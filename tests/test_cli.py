@@ -1,4 +1,4 @@
-"""A command answers each kind of bad circumstance with one line and status 2, and leaves nothing half-written."""
+"""A command answers bad circumstances by one line and status 2; nothing is left half-written."""
 
 from __future__ import annotations
 
@@ -41,16 +41,31 @@ def _cut(file: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("train --recipe laptop", r"--recipe: first the trainer, then its options: aiscale train ddp"),
+        (
+            "train --recipe laptop",
+            r"--recipe: first the trainer, then its options: aiscale train ddp",
+        ),
         ("train dpp", r"dpp is no trainer: choose one of serial, ddp, "),
         ("train ddp --nproc 0", r"--nproc is 0: it must be at least 1"),
-        ("generate {half}", r"half is no folder of a trainer \(--save\): it has no readable run.json"),
-        ("export {damaged} {folder}/mine", r"00000002 is damaged \(.*\): delete it to use the one before"),
-        ("evaluate {folder}", r"is neither a run folder \(run.json\) nor a Hugging Face folder \(config.json\)"),
+        (
+            "generate {half}",
+            r"half is no folder of a trainer \(--save\): it has no readable run.json",
+        ),
+        (
+            "export {damaged} {folder}/mine",
+            r"00000002 is damaged \(.*\): delete it to use the one before",
+        ),
+        (
+            "evaluate {folder}",
+            r"is neither a run folder \(run.json\) nor a Hugging Face folder \(config.json\)",
+        ),
         ("launchers --site frontir", r"unknown site 'frontir': did you mean frontier\?"),
         ("verify zero1x2", r"unknown case 'zero1x2': did you mean zero1-x2\?"),
         ("exercises --grade {half}/half.ipynb", r"half.ipynb is not a notebook \("),
-        ("plan --model gpt2 --machine frontir", r"unknown machine 'frontir': did you mean frontier\?"),
+        (
+            "plan --model gpt2 --machine frontir",
+            r"unknown machine 'frontir': did you mean frontier\?",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(words, line, places, tmp_path, capsys):
@@ -64,7 +79,8 @@ def test_bad_input_is_one_line_and_nothing_is_written(words, line, places, tmp_p
     assert status == 2
     (told,) = capsys.readouterr().err.splitlines()
     assert re.search(f"^aiscale: .*{line}", told)
-    assert {*places["file"].parent.rglob("*")} - {places["run"] / ".lock"} == before and not [*tmp_path.iterdir()]
+    assert {*places["file"].parent.rglob("*")} - {places["run"] / ".lock"} == before
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_word_that_argparse_does_not_know_ends_with_status_2(capsys):
@@ -77,7 +93,9 @@ def test_a_word_that_argparse_does_not_know_ends_with_status_2(capsys):
 def test_a_full_disk_is_one_line(tmp_path, capsys):
     small = tmp_path / "small"
     small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(small)], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(small)], capture_output=True
+    ).returncode:
         pytest.skip("mount is not allowed here")
     try:
         with open(small / "filler", "wb", buffering=0) as file, pytest.raises(OSError):
@@ -91,22 +109,37 @@ def test_a_full_disk_is_one_line(tmp_path, capsys):
 
 
 def test_a_reader_that_closes_the_pipe_is_no_error(tmp_path):
-    shell = f"{shlex.quote(sys.executable)} -m aiscale launchers --out {shlex.quote(str(tmp_path))} | head -1; "
+    python, out = shlex.quote(sys.executable), shlex.quote(str(tmp_path))
+    shell = f"{python} -m aiscale launchers --out {out} | head -1; "
     shell += "exit ${PIPESTATUS[0]}"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60)
     assert done.returncode in (0, 141) and done.stderr == ""
 
 
 def test_a_refusal_does_not_import_torch():
-    code = "import sys; from aiscale.cli import main; status = main(['train', '--recipe', 'laptop']); "
+    code = (
+        "import sys; from aiscale.cli import main; status = main(['train', '--recipe', 'laptop']); "
+    )
     code += "raise SystemExit(status + 10 * ('torch' in sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 2
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode
+        == 2
+    )
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_training_that_is_interrupted_leaves_no_process_and_no_half_file(number, tmp_path):
-    words = ["train", "serial", "--save", str(tmp_path / "run"), "--steps", "100000", "--save-every", "0"]
+    words = [
+        "train",
+        "serial",
+        "--save",
+        str(tmp_path / "run"),
+        "--steps",
+        "100000",
+        "--save-every",
+        "0",
+    ]
     job = subprocess.Popen(
         [sys.executable, "-m", "aiscale", *words],
         stdout=subprocess.DEVNULL,
@@ -127,12 +160,13 @@ def test_a_training_that_is_interrupted_leaves_no_process_and_no_half_file(numbe
 
 @pytest.mark.extended
 def test_ranks_of_mpiexec_on_one_machine_open_no_port_to_the_network(tmp_path):
-    """hydra's own port, which every child inherits, is open to all: mpiexec has no option against it."""
+    """hydra's own port, which every child inherits, is open to all: mpiexec cannot prevent it."""
     code = """
     import listening
     from mpi4py import MPI
     MPI.COMM_WORLD.barrier()
-    say([line for line in listening.beyond_loopback([os.getpid()]) if not line.endswith(" 0.0.0.0")])
+    lines = listening.beyond_loopback([os.getpid()])
+    say([line for line in lines if not line.endswith(" 0.0.0.0")])
     """
     env = {"PYTHONPATH": str(Path(__file__).parent)}
     done = run_ranks(code, 2, tmp_path, launcher="mpiexec", env=env)

@@ -1,4 +1,4 @@
-"""The bug clinic: every program shows its fault, mended it passes, and plausible wrong repairs are answered."""
+"""The bug clinic: programs show their faults, mended ones pass, wrong repairs are answered."""
 
 from __future__ import annotations
 
@@ -49,9 +49,15 @@ def test_a_case_from_copy_to_card(tmp_path):
     done = start("-c", AS_A_PARTICIPANT.format(clinic=str(CLINIC)), cwd=tmp_path)
     first, refused, solved, listed, _ = re.split(r"status \d\n", done.stdout)
     assert re.findall(r"status (\d)", done.stdout) == list("1200"), done.stderr
-    assert "✗ diagnosis: " in first and "--max-norm 1000" in first and re.search("✗ mended: .*in one process", first)
+    assert (
+        "✗ diagnosis: " in first
+        and "--max-norm 1000" in first
+        and re.search("✗ mended: .*in one process", first)
+    )
     assert not refused and "not solved yet" in done.stderr and "--give-up" in done.stderr
-    assert "✓ diagnosis" in solved and "✓ mended" in solved and "Case 04_gradients is solved" in solved
+    assert (
+        "✓ diagnosis" in solved and "✓ mended" in solved and "Case 04_gradients is solved" in solved
+    )
     assert re.search(r"04_gradients .* solved", listed)
     card = json.loads((tmp_path / "progress" / "clinic.json").read_text())["exercises"]["clinic.04"]
     assert card["state"] == "right" and card["tries"] == 2 and not card["solution"]
@@ -62,13 +68,21 @@ def test_a_case_from_copy_to_card(tmp_path):
 def test_faults_show_repairs_pass_and_wrong_repairs_are_answered(name, tmp_path):
     done = start(SOLUTIONS / "prove.py", name, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(re.findall("^ok ", done.stdout, re.M)) >= 4, "a fault, its repair, and two wrong ones at least"
+    assert len(re.findall("^ok ", done.stdout, re.M)) >= 4, (
+        "a fault, its repair, and two wrong ones at least"
+    )
 
 
 @pytest.mark.extended
 def test_a_copy_runs_under_torchrun(tmp_path):
     for file in ("04_gradients.py", "model.py"):
         shutil.copy(CLINIC / file, tmp_path)
-    command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "04_gradients.py")
+    command = (
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "04_gradients.py",
+    )
     done = start(*command, "--steps=3", cwd=tmp_path, OMP_NUM_THREADS="1")
     assert done.returncode == 0 and "step 2 loss" in done.stdout, done.stderr

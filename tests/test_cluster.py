@@ -54,11 +54,12 @@ def seconds_until(condition, limit_s: float = 20.0) -> float:
     return time.monotonic() - began
 
 
-# ---- notebooks -------------------------------------------------------------------------------------------------------
+# ---- notebooks ----------------------------------------------------------------------------------
 
 NOTEBOOK = [
     "from aiscale import cluster\nranks = cluster.start(3)",
-    "%%px\nimport time; time.sleep(0.4 * (world_size - rank))\nprint('hello')\nprint('from', rank)\nrank * 10",
+    "%%px\nimport time; time.sleep(0.4 * (world_size - rank))\n"
+    "print('hello')\nprint('from', rank)\nrank * 10",
     "%%px --targets 1:3\nprint('only', rank)",
     "%%px\nimport matplotlib.pyplot as plt\nplt.plot([0, rank])\nplt.show()",
     "%px total = torch.tensor([float(rank)]); dist.all_reduce(total); total = total.item()",
@@ -82,15 +83,22 @@ MAY_FAIL = (12, 17)
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory) -> list[list[dict]]:
     folder = tmp_path_factory.mktemp("notebook")
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in NOTEBOOK])
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(source) for source in NOTEBOOK]
+    )
     for cell in MAY_FAIL:
         notebook.cells[cell].metadata["tags"] = ["raises-exception"]
     nbformat.write(notebook, folder / "in.ipynb")
     paths = str(folder / "in.ipynb"), str(folder / "out.ipynb")
     limits = {"execution_timeout": 60, "iopub_timeout": 60}
-    with pytest.raises(papermill.PapermillExecutionError):  # only after the last cell: some may fail
+    # only after the last cell: some may fail
+    with pytest.raises(papermill.PapermillExecutionError):
         papermill.execute_notebook(*paths, kernel_name="python3", progress_bar=False, **limits)
-    return [cell.outputs for cell in nbformat.read(folder / "out.ipynb", 4).cells if cell.cell_type == "code"]
+    return [
+        cell.outputs
+        for cell in nbformat.read(folder / "out.ipynb", 4).cells
+        if cell.cell_type == "code"
+    ]
 
 
 def text_of(outputs: list[dict]) -> str:
@@ -100,10 +108,13 @@ def text_of(outputs: list[dict]) -> str:
 @pytest.mark.notebook
 class TestNotebook:
     def test_start_prints_one_line(self, executed):
-        assert re.fullmatch(r"3 ranks on \S+ in \d+\.\d s \(gloo, \d+ threads? each\)\n", text_of(executed[0]))
+        assert re.fullmatch(
+            r"3 ranks on \S+ in \d+\.\d s \(gloo, \d+ threads? each\)\n", text_of(executed[0])
+        )
 
     def test_text_is_labelled_and_in_rank_order_even_if_rank_0_is_last(self, executed):
-        assert [output.output_type for output in executed[1]] == ["display_data"]  # one, updated in place
+        # one, updated in place
+        assert [output.output_type for output in executed[1]] == ["display_data"]
         lines = [f"[rank {r}] {text}" for r in range(3) for text in ("hello", f"from {r}", r * 10)]
         assert text_of(executed[1]).splitlines() == lines
 
@@ -112,7 +123,11 @@ class TestNotebook:
 
     def test_figures_of_all_ranks_appear_in_rank_order(self, executed):
         labels, figures = executed[3][::2], executed[3][1::2]
-        assert [label.data["text/plain"] for label in labels] == ["[rank 0]", "[rank 1]", "[rank 2]"]
+        assert [label.data["text/plain"] for label in labels] == [
+            "[rank 0]",
+            "[rank 1]",
+            "[rank 2]",
+        ]
         assert all("image/png" in figure.data for figure in figures) and len(figures) == 3
 
     def test_variables_and_calls_come_back_in_rank_order(self, executed):
@@ -129,7 +144,8 @@ class TestNotebook:
 
     def test_a_rank_that_raises_is_stored_with_number_and_traceback(self, executed):
         (error,) = [output for output in executed[12] if output.output_type == "error"]
-        assert error.ename == "RankError" and error.evalue.startswith("rank 1 raised ValueError: boom")
+        assert error.ename == "RankError"
+        assert error.evalue.startswith("rank 1 raised ValueError: boom")
         shown = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback))
         assert "[rank 1]" in shown and "----> 1 if rank == 1: raise ValueError('boom')" in shown
 
@@ -142,10 +158,13 @@ class TestNotebook:
 
     def test_stop_is_quiet_and_later_use_explains_what_to_do(self, executed):
         assert executed[16] == []
-        assert executed[17][0].evalue == "these ranks were stopped: ranks = cluster.start(3) starts new ones"
+        assert (
+            executed[17][0].evalue
+            == "these ranks were stopped: ranks = cluster.start(3) starts new ones"
+        )
 
 
-# ---- failures --------------------------------------------------------------------------------------------------------
+# ---- failures -----------------------------------------------------------------------------------
 
 
 def test_threads_share_the_cores_and_are_set_before_torch_loads(ranks):
@@ -155,14 +174,16 @@ def test_threads_share_the_cores_and_are_set_before_torch_loads(ranks):
 
 
 def test_forked_ranks_draw_different_random_numbers(ranks):
-    ranks.execute("import random, numpy, uuid\ndrawn = random.random(), numpy.random.rand(), uuid.uuid4()")
+    ranks.execute(
+        "import random, numpy, uuid\ndrawn = random.random(), numpy.random.rand(), uuid.uuid4()"
+    )
     for kind in zip(*ranks["drawn"], strict=True):
         assert len(set(kind)) == 3
 
 
 def test_ranks_reused_from_a_smaller_cluster_can_join_new_ones(ranks):
-    """For example after a Stop interrupted some ranks while they joined: ranks have joined different numbers of
-    times."""
+    """For example after a Stop interrupted some ranks while they joined.
+    Ranks have joined different numbers of times."""
     rendezvous = {STORE: str(new_store())}
     first = ranks.view.client.direct_view([0, 1])
     served = first.apply_async(engine.join, rendezvous, 2, "cpu", 20, [], True).get(60)
@@ -202,7 +223,9 @@ def test_text_is_printed_in_rank_order_in_a_terminal_too(ranks, capfd):
 def test_one_rank_that_raises_does_not_leave_the_others_hanging(ranks):
     ranks["kept"] = 7
     began = time.monotonic()
-    with pytest.raises(RankError, match=r"rank 2 raised KeyError: 'x' \(ranks 0-1 interrupted") as caught:
+    with pytest.raises(
+        RankError, match=r"rank 2 raised KeyError: 'x' \(ranks 0-1 interrupted"
+    ) as caught:
         ranks.execute("if rank == 2: {}['x']\ndist.barrier()")
     assert time.monotonic() - began < 30
     assert "if rank == 2: {}['x']" in "".join(caught.value.__notes__)
@@ -212,14 +235,18 @@ def test_one_rank_that_raises_does_not_leave_the_others_hanging(ranks):
 
 def test_ranks_that_raise_the_same_are_shown_once(ranks, monkeypatch):
     monkeypatch.setattr("aiscale.cluster.ranks.GRACE_S", 30)  # a busy machine may delay one of them
-    with pytest.raises(RankError, match="^ranks 0-2 raised ZeroDivisionError: division by zero") as caught:
+    with pytest.raises(
+        RankError, match="^ranks 0-2 raised ZeroDivisionError: division by zero"
+    ) as caught:
         ranks.execute("1 / 0")
     assert "".join(caught.value.__notes__).count("Traceback") == 1
 
 
 def test_an_unknown_variable_is_reported_without_internal_frames(ranks, monkeypatch):
     monkeypatch.setattr("aiscale.cluster.ranks.GRACE_S", 30)
-    with pytest.raises(RankError, match="ranks 0-2 raised NameError: name 'nothing' is not defined") as caught:
+    with pytest.raises(
+        RankError, match="ranks 0-2 raised NameError: name 'nothing' is not defined"
+    ) as caught:
         ranks["nothing"]
     assert "kernel.py" not in "".join(caught.value.__notes__)
 
@@ -261,14 +288,24 @@ def test_a_collective_that_hangs_ends_with_an_error():
 
 def test_a_failed_start_shows_the_engines_own_error(tmp_path):
     (tmp_path / "stack_data.py").write_text("raise ImportError('this module is broken')")
-    program = f"import os; from aiscale import cluster; os.environ['PYTHONPATH'] = '{tmp_path}:{SRC}'; cluster.start(2)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    program = (
+        "import os; from aiscale import cluster; "
+        f"os.environ['PYTHONPATH'] = '{tmp_path}:{SRC}'; cluster.start(2)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100
+    )
     assert "ClusterError: the ranks did not start: rank" in done.stderr, done.stderr
-    assert "ended with exit status 1" in done.stderr and "ImportError: this module is broken" in done.stderr
+    assert (
+        "ended with exit status 1" in done.stderr
+        and "ImportError: this module is broken" in done.stderr
+    )
 
 
 def test_a_start_that_times_out_says_how_many_engines_are_up():
-    with pytest.raises(cluster.ClusterError, match="only 0 of 2 ranks were up in time: raise start_timeout_s"):
+    with pytest.raises(
+        cluster.ClusterError, match="only 0 of 2 ranks were up in time: raise start_timeout_s"
+    ):
         cluster.start(2, start_timeout_s=0.01)
 
 
@@ -284,7 +321,7 @@ def test_bad_sizes_are_refused(arguments, message):
         cluster.start(*arguments)
 
 
-# ---- Stop, and the end of the kernel ---------------------------------------------------------------------------------
+# ---- Stop, and the end of the kernel ------------------------------------------------------------
 
 
 class Kernel:
@@ -313,7 +350,11 @@ class Kernel:
                 continue
             if message["msg_type"] == "status" and content["execution_state"] == "idle":
                 return "\n".join(shown)
-            shown.append(content.get("text") or content.get("evalue") or content.get("data", {}).get("text/plain", ""))
+            shown.append(
+                content.get("text")
+                or content.get("evalue")
+                or content.get("data", {}).get("text/plain", "")
+            )
 
 
 @pytest.fixture(scope="module")
@@ -331,7 +372,9 @@ BOTH_IN = "[rank 0] in\n[rank 1] in"
 class TestStop:
     def test_a_loop_on_ranks_stops_and_variables_stay(self, kernel):
         kernel.run("%px kept = rank + 10")
-        shown = kernel.run("%%px\nimport time\nprint('in')\nwhile True: time.sleep(0.1)", stop_at=BOTH_IN)
+        shown = kernel.run(
+            "%%px\nimport time\nprint('in')\nwhile True: time.sleep(0.1)", stop_at=BOTH_IN
+        )
         assert "ranks 0-1 interrupted" in shown
         assert kernel.run("%%px\ndist.barrier()\nprint(kept)").endswith("[rank 0] 10\n[rank 1] 11")
 
@@ -342,9 +385,12 @@ class TestStop:
 
     @pytest.mark.extended
     def test_ranks_that_do_not_answer_are_replaced(self, kernel):
-        kernel.run("from aiscale.cluster import ranks as module; module.ANSWER_S = 3")  # they will not answer in time
+        # they will not answer in time
+        kernel.run("from aiscale.cluster import ranks as module; module.ANSWER_S = 3")
         shown = kernel.run("%%px\nprint('in')\ndist.recv(torch.ones(1), 1 - rank)", stop_at=BOTH_IN)
-        assert "ranks 0-1 did not answer and had to be killed; the next cell starts new ranks" in shown
+        assert (
+            "ranks 0-1 did not answer and had to be killed; the next cell starts new ranks" in shown
+        )
         began = time.monotonic()
         shown = kernel.run("%%px\ndist.barrier()\nprint('kept' in globals())")
         assert time.monotonic() - began < 60  # starting new ranks takes most of it
@@ -357,22 +403,27 @@ def test_kill_9_of_the_kernel_leaves_nothing_behind():
         import os, subprocess, sys, time
         from aiscale import cluster
         ranks = cluster.start(2)
-        ranks.execute("import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True)")
-        print("READY", *(ranks.run(os.getenv, name)[0] for name in ("AISCALE_CLUSTER", "IPYTHONDIR")), flush=True)
+        sleep = "subprocess.Popen(['sleep', '1000'], start_new_session=True)"
+        ranks.execute("import subprocess; " + sleep)
+        names = "AISCALE_CLUSTER", "IPYTHONDIR"
+        print("READY", *(ranks.run(os.getenv, name)[0] for name in names), flush=True)
         ranks.execute("dist.recv(torch.ones(1), 1 - rank)")
     """
-    kernel = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True
+    )
     line = next(line for line in kernel.stdout if line.startswith("READY"))
     _, cluster_id, folder = line.split()
     folder = Path(folder).parent
-    assert len(marked(guard.MARKER, cluster_id)) >= 6  # controller, the process that forks ranks, ranks, sleeps
+    # controller, the process that forks ranks, ranks, sleeps
+    assert len(marked(guard.MARKER, cluster_id)) >= 6
     kernel.kill()
     kernel.wait()
     assert seconds_until(lambda: not marked(guard.MARKER, cluster_id)) < 20
     seconds_until(lambda: not folder.exists())
 
 
-# ---- other people's machines -----------------------------------------------------------------------------------------
+# ---- other people's machines --------------------------------------------------------------------
 
 
 @pytest.mark.extended
@@ -381,14 +432,18 @@ def test_four_notebooks_at_once_do_not_disturb_each_other():
         import os
         from aiscale import cluster
         with cluster.start(2) as ranks:
-            total = ranks.run(lambda: (lambda t: (dist.all_reduce(t), t.item())[1])(torch.ones(1) * NUMBER))
+            total = ranks.run(
+                lambda: (lambda t: (dist.all_reduce(t), t.item())[1])(torch.ones(1) * NUMBER)
+            )
             folder = os.path.dirname(ranks.run(os.getenv, "IPYTHONDIR")[0])
             private = oct(os.stat(folder).st_mode & 0o777)
             print("SUM", total, private)
     """
     programs = [
         subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(code.replace("NUMBER", str(n)))], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", textwrap.dedent(code.replace("NUMBER", str(n)))],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for n in range(1, 5)
     ]
@@ -407,14 +462,24 @@ def test_everything_listens_on_the_loopback_only(ranks):
 
 
 @pytest.mark.extended
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root, to change the host name")
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root, to change the host name"
+)
 def test_a_host_name_that_does_not_resolve():
-    program = "from aiscale import cluster; r = cluster.start(2); r.execute('dist.barrier(); print(rank)')"
+    program = (
+        "from aiscale import cluster; r = cluster.start(2); "
+        "r.execute('dist.barrier(); print(rank)')"
+    )
     shell = 'hostname no-such-host.invalid && exec "$0" -c "$1"'
     done = subprocess.run(
-        ["unshare", "--uts", "sh", "-c", shell, sys.executable, program], capture_output=True, text=True, timeout=100
+        ["unshare", "--uts", "sh", "-c", shell, sys.executable, program],
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
-    assert "2 ranks on no-such-host.invalid" in done.stdout and "[rank 1] 1" in done.stdout, done.stderr
+    assert "2 ranks on no-such-host.invalid" in done.stdout and "[rank 1] 1" in done.stdout, (
+        done.stderr
+    )
 
 
 @pytest.fixture(scope="module")
@@ -426,7 +491,8 @@ def read_only(tmp_path_factory):
     folder.mkdir()
     for path in (base, *base.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
-    program = "import aiscale.cluster as c, os; r = c.start(2); r.execute('dist.barrier(); print(rank)')\n"
+    program = "import aiscale.cluster as c, os; r = c.start(2); "
+    program += "r.execute('dist.barrier(); print(rank)')\n"
     program += "print(c.__file__, os.access('.', os.W_OK), os.access(c.__file__, os.W_OK))\n"
     program += "print(*(r.run(os.getenv, name)[0] for name in ('AISCALE_CLUSTER', 'IPYTHONDIR')))"
     command = [sys.executable, "-c", program]
@@ -455,7 +521,7 @@ def test_the_end_of_a_program_stops_its_ranks_and_removes_its_files(read_only):
     assert marked(guard.MARKER, cluster_id) == [] and not Path(folder).parent.exists()
 
 
-# ---- small things ----------------------------------------------------------------------------------------------------
+# ---- small things -------------------------------------------------------------------------------
 
 
 def test_of_many_nodes_four_are_named_and_the_others_counted(capsys):
@@ -467,7 +533,11 @@ def test_of_many_nodes_four_are_named_and_the_others_counted(capsys):
 
 
 def test_ranks_are_named_as_people_do():
-    assert [name_ranks(r) for r in ([2], [0, 1, 2, 3], [3, 0, 2])] == ["rank 2", "ranks 0-3", "ranks 0, 2-3"]
+    assert [name_ranks(r) for r in ([2], [0, 1, 2, 3], [3, 0, 2])] == [
+        "rank 2",
+        "ranks 0-3",
+        "ranks 0, 2-3",
+    ]
 
 
 def test_a_traceback_loses_only_internal_frames():
@@ -481,7 +551,12 @@ def test_text_may_come_after_the_answer_of_its_rank(capsys):
     for child, text in zip(children, ("a\nb", "c"), strict=True):
         child.set_result(None)
         child.output = Future()
-        child.output.metadata = {"stdout": text, "stderr": "", "execute_result": None, "outputs": []}
+        child.output.metadata = {
+            "stdout": text,
+            "stderr": "",
+            "execute_result": None,
+            "outputs": [],
+        }
     output = Output([0, 1], children)
     children[1].output.set_result(None)
     threading.Timer(0.1, children[0].output.set_result, (None,)).start()
@@ -492,6 +567,8 @@ def test_text_may_come_after_the_answer_of_its_rank(capsys):
 
 
 def test_different_failures_are_all_reported():
-    error = RankError.of([Failure(0, "A", "x", "ta"), Failure(1, "B", "y", "tb"), Failure(2, "A", "x", "ta")], "note")
+    error = RankError.of(
+        [Failure(0, "A", "x", "ta"), Failure(1, "B", "y", "tb"), Failure(2, "A", "x", "ta")], "note"
+    )
     assert str(error) == "ranks 0, 2 raised A: x; rank 1 raised B: y (note)"
     assert error._render_traceback_()[:2] == ["[ranks 0, 2]", "ta"]

@@ -1,4 +1,4 @@
-"""`aiscale compare`: perplexity, time and curves of finished runs beside a baseline, and what it refuses."""
+"""`aiscale compare`: finished runs' perplexity, time and curves by a baseline; what it refuses."""
 
 import json
 import math
@@ -63,8 +63,10 @@ def test_runs_are_rows_beside_the_baseline(folder):
     assert baseline["settings"] == {} and baseline["speedup"] == (0, 0, 0)
     assert baseline["val_ppl"] == pytest.approx(((math.e + math.e**2) / 2, math.e, math.e**2))
     assert row["train_ppl"][1:] == pytest.approx((math.exp(1.1), math.exp(1.2)))
-    assert row["days"] == pytest.approx((7 / 86_400, 6 / 86_400, 8 / 86_400))  # four steps of 1.5 and of 2 s
-    assert row["speedup"][1:] == pytest.approx((0, 1 / 3)) and row["time_saved"][1:] == pytest.approx((0, 1 / 4))
+    # four steps of 1.5 and of 2 s
+    assert row["days"] == pytest.approx((7 / 86_400, 6 / 86_400, 8 / 86_400))
+    assert row["speedup"][1:] == pytest.approx((0, 1 / 3))
+    assert row["time_saved"][1:] == pytest.approx((0, 1 / 4))
     assert row["loss_error"][-1] == pytest.approx((4, -0.15, -0.2, -0.1))
     assert row["val_ppl_curve"] == [(4, *[pytest.approx(math.exp(1.5))] * 3)]
     assert "trainer=radius, density=0.4" in page([baseline, row])

@@ -43,15 +43,18 @@ def test_a_bad_setting_is_refused_in_one_line(tree, message):
         ),
         (
             lambda: Run(loop=LoopConfig(seq_len=256)),
-            "loop.seq_len 256 is longer than model.max_seq_len 128: shorten the first or lengthen the second",
+            "loop.seq_len 256 is longer than model.max_seq_len 128: "
+            "shorten the first or lengthen the second",
         ),
         (
             lambda: ParallelConfig(strategy="ddp", tp=2),
-            "parallel.tp is 2, but parallel.strategy ddp has no such option: set it to 1, or strategy to megatron",
+            "parallel.tp is 2, but parallel.strategy ddp has no such option: "
+            "set it to 1, or strategy to megatron",
         ),
         (
             lambda: LoopConfig(global_batch=16).micro_batches(3),
-            "loop.global_batch 16 is no multiple of dp 3 x loop.micro_batch 1 = 3: set loop.global_batch=18",
+            "loop.global_batch 16 is no multiple of dp 3 x loop.micro_batch 1 = 3: "
+            "set loop.global_batch=18",
         ),
         (
             lambda: LoopConfig(global_batch=16, micro_batch=3).micro_batches(2),

@@ -31,14 +31,20 @@ def every_switch(sample: int = 0) -> list[ModelConfig]:
     combinations = list(itertools.product(*SWITCHES.values()))
     if sample:
         combinations = random.Random(0).sample(combinations, sample)
-    return [ModelConfig(**SMALL, **dict(zip(SWITCHES, values, strict=True))) for values in combinations]
+    return [
+        ModelConfig(**SMALL, **dict(zip(SWITCHES, values, strict=True))) for values in combinations
+    ]
 
 
 def one_switch_at_a_time() -> list[ModelConfig]:
-    return [ModelConfig(**SMALL, **{name: value}) for name, values in SWITCHES.items() for value in values]
+    return [
+        ModelConfig(**SMALL, **{name: value})
+        for name, values in SWITCHES.items()
+        for value in values
+    ]
 
 
-# Parameters ----------------------------------------------------------------------------------------------------------
+# Parameters --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("config", every_switch(60), ids=str)
@@ -47,7 +53,10 @@ def test_parameter_counts_match_the_model_part_by_part(config):
         model = GPT(config)
     actual = dict.fromkeys(cost.parameters(config), 0)
     for name, tensor in model.named_parameters():
-        part = next((p for p in ("token_embedding", "position_embedding", "head") if name.startswith(p)), None)
+        part = next(
+            (p for p in ("token_embedding", "position_embedding", "head") if name.startswith(p)),
+            None,
+        )
         part = part or ("norms" if "norm" in name else "attention" if ".attn." in name else "mlp")
         actual[part] += tensor.numel()
     assert cost.parameters(config) == actual
@@ -55,11 +64,12 @@ def test_parameter_counts_match_the_model_part_by_part(config):
     assert cost.parameter_tensors(config) == len(list(model.parameters()))
 
 
-# FLOPs ---------------------------------------------------------------------------------------------------------------
+# FLOPs -------------------------------------------------------------------------------------------
 
 
 def counted_flops(config: ModelConfig, batch: int, seq_len: int) -> int:
-    """FLOPs counted by torch, with unfused attention, whose backward pass does not recompute the scores."""
+    """FLOPs counted by torch, with unfused attention.
+    Its backward pass does not recompute the scores."""
     model, tokens = GPT(config), torch.zeros(batch, seq_len, dtype=torch.int64)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         cross_entropy_plain(model.hidden(tokens), model.head_weight, tokens).backward()
@@ -69,17 +79,19 @@ def counted_flops(config: ModelConfig, batch: int, seq_len: int) -> int:
 @pytest.mark.parametrize("config", one_switch_at_a_time(), ids=str)
 def test_flops_per_token_match_torchs_counter(config):
     batch, seq_len = 2, 32
-    assert cost.flops_per_token(config, seq_len) * batch * seq_len == counted_flops(config, batch, seq_len)
+    assert cost.flops_per_token(config, seq_len) * batch * seq_len == counted_flops(
+        config, batch, seq_len
+    )
 
 
 def test_flops_agree_with_megatrons_formula():
-    """Narayanan et al. 2021: 72 s l h^2 (1 + s/(6h) + V/(12 l h)) for a sequence without recomputation."""
+    """Narayanan et al. 2021: 72 s l h^2 (1 + s/(6h) + V/(12 l h)) a sequence, not recomputed."""
     s, layers, h, v = 2048, GPT3.n_layer, GPT3.d_model, GPT3.vocab_size
     megatron = 72 * s * layers * h**2 * (1 + s / (6 * h) + v / (12 * layers * h))
     assert cost.flops_per_token(GPT3, s) * s == pytest.approx(megatron, rel=1e-12)
 
 
-# Memory --------------------------------------------------------------------------------------------------------------
+# Memory ------------------------------------------------------------------------------------------
 
 
 def saved_bytes(config: ModelConfig, batch: int, seq_len: int, precision: str) -> int:
@@ -134,33 +146,46 @@ def test_model_states_are_predicted_to_the_byte(name):
 @pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120), (1, 31.4), (2, 16.6), (3, 1.88)])
 def test_zero_figure_1(stage, gigabytes):
     """Rajbhandari et al. 2020: 7.5 billion parameters on 64 ranks."""
-    assert sum(cost.zero_state_bytes(7.5e9, stage, 64).values()) / 1e9 == pytest.approx(gigabytes, abs=0.05)
+    assert sum(cost.zero_state_bytes(7.5e9, stage, 64).values()) / 1e9 == pytest.approx(
+        gigabytes, abs=0.05
+    )
 
 
 @pytest.mark.parametrize(
     ("shape", "batch", "baseline_gib", "best_gib"),
-    [((48, 64, 6144), 4, 59.25, 9.5625), ((105, 128, 20480), 1, 114.0234375 / 1.3238, 23.076171875 / 1.3238)],
+    [
+        ((48, 64, 6144), 4, 59.25, 9.5625),
+        ((105, 128, 20480), 1, 114.0234375 / 1.3238, 23.076171875 / 1.3238),
+    ],
 )
 def test_korthikanti_figure_1(shape, batch, baseline_gib, best_gib):
     """22B, and 530B without its interleaving factor, on 8 tensor-parallel ranks at 2048 tokens."""
     n_layer, n_head, d_model = shape
-    model = ModelConfig(n_layer=n_layer, n_head=n_head, d_model=d_model, vocab_size=51200, max_seq_len=2048)
+    model = ModelConfig(
+        n_layer=n_layer, n_head=n_head, d_model=d_model, vocab_size=51200, max_seq_len=2048
+    )
     baseline = cost.korthikanti_activation_bytes(model, batch, 2048, tp=8)
-    best = cost.korthikanti_activation_bytes(model, batch, 2048, tp=8, sequence_parallel=True, recompute="selective")
+    best = cost.korthikanti_activation_bytes(
+        model, batch, 2048, tp=8, sequence_parallel=True, recompute="selective"
+    )
     assert baseline / 2**30 == pytest.approx(baseline_gib, rel=1e-4)
     assert best / 2**30 == pytest.approx(best_gib, rel=1e-4)
 
 
-# Communication -------------------------------------------------------------------------------------------------------
+# Communication -----------------------------------------------------------------------------------
 
 
 def ring_all_reduce_bytes(world: int, chunks: int) -> list[int]:
-    """Bytes each rank sends in a simulated ring, one byte per chunk; asserts that every rank ends with the sums."""
+    """Bytes each rank sends in a simulated ring, one byte per chunk.
+    Asserts that every rank ends with the sums."""
     data = [[{rank} for _ in range(chunks)] for rank in range(world)]
     sent = [0] * world
     for step in range(2 * (world - 1)):
         # In step s rank r sends chunk r - s: first partial sums, then complete ones.
-        moving = [(rank, (rank - step) % chunks, set(data[rank][(rank - step) % chunks])) for rank in range(world)]
+        moving = [
+            (rank, (rank - step) % chunks, set(data[rank][(rank - step) % chunks]))
+            for rank in range(world)
+        ]
         for rank, chunk, partial in moving:
             data[(rank + 1) % world][chunk] |= partial
             sent[rank] += 1
@@ -186,12 +211,14 @@ def test_a_fit_recovers_the_link_that_made_the_points(op, world):
     assert link.seconds(op, 2**20, world) == pytest.approx(true.seconds(op, 2**20, world), rel=0.1)
 
 
-# What a rank of a layout sends and holds ------------------------------------------------------------------------------
+# What a rank of a layout sends and holds ---------------------------------------------------------
 
 M22B = ModelConfig(n_layer=48, n_head=64, d_model=6144, vocab_size=51200, max_seq_len=2048)
 
 
-def run_of(model: ModelConfig, strategy: str, precision: str, *, micro_batch: int = 1, zero1: bool = False) -> Run:
+def run_of(
+    model: ModelConfig, strategy: str, precision: str, *, micro_batch: int = 1, zero1: bool = False
+) -> Run:
     parallel = ParallelConfig(strategy=strategy, distributed_optimizer=zero1)
     loop = LoopConfig(seq_len=2048, global_batch=128, micro_batch=micro_batch, precision=precision)
     return Run(model=model, parallel=parallel, loop=loop)
@@ -203,7 +230,11 @@ def test_megatrons_gradients_travel_in_fp32_and_its_weights_in_16_bits():
     assert plain["all_reduce", "dp"] == 4 * numbers
     sharded = run_of(M22B, "megatron", "bf16", zero1=True)
     sent = cost.step_traffic(sharded, 2)
-    assert sent["reduce_scatter", "dp"] == 2 * sent["all_gather", "dp"] == pytest.approx(4 * numbers, rel=1e-4)
+    assert (
+        sent["reduce_scatter", "dp"]
+        == 2 * sent["all_gather", "dp"]
+        == pytest.approx(4 * numbers, rel=1e-4)
+    )
 
 
 def test_fsdp_sends_half_as_much_again_only_if_weights_and_gradients_have_one_type():
@@ -215,7 +246,7 @@ def test_fsdp_sends_half_as_much_again_only_if_weights_and_gradients_have_one_ty
         assert fsdp / ddp == pytest.approx(expected, rel=0.01)
 
 
-# Data parallelism ----------------------------------------------------------------------------------------------------
+# Data parallelism --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -227,9 +258,12 @@ def test_fsdp_sends_half_as_much_again_only_if_weights_and_gradients_have_one_ty
         (3, 2, 2, 3 + 6 * 3 + 2),  # and prefetching further changes nothing
     ],
 )
-def test_the_predicted_forward_pass_takes_as_long_as_its_formula_says(gather_s, block_s, ahead, end_s):
+def test_the_predicted_forward_pass_takes_as_long_as_its_formula_says(
+    gather_s, block_s, ahead, end_s
+):
     events = cost.prefetch_timeline(6, gather_s, block_s, ahead)
     assert max(event.end_s for event in events) == end_s
     computed = [event.name for event in events if event.kind == "forward"]
     gathered = [event.name for event in events if event.kind == "communication"]
-    assert computed == [str(i) for i in range(6)] and gathered == ["root"] + [f"gather {i}" for i in range(6)]
+    assert computed == [str(i) for i in range(6)]
+    assert gathered == ["root"] + [f"gather {i}" for i in range(6)]

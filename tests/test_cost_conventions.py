@@ -1,4 +1,4 @@
-"""Sixteen or eighteen bytes per parameter: every source's count is reproduced, and the differences have names."""
+"""Sixteen or eighteen bytes per parameter: sources' counts are reproduced, differences named."""
 
 import pytest
 
@@ -7,7 +7,8 @@ from aiscale import cost, published
 PARTS = ("weights_32bit", "weights_16bit", "gradients", "moments")
 #: who counts -> bytes of each part
 COUNTS = {
-    row["who_counts"]: {part: row[f"{part}_bytes"] for part in PARTS} for row in published.table("bytes_per_parameter")
+    row["who_counts"]: {part: row[f"{part}_bytes"] for part in PARTS}
+    for row in published.table("bytes_per_parameter")
 }
 
 
@@ -36,7 +37,9 @@ def test_each_convention_adds_up_to_what_its_source_says(name, nbytes):
 def test_conventions_agree_with_the_functions_that_count_bytes():
     n = 1000
     assert sum(cost.zero_state_bytes(n, 0, 1).values()) == n * total("ZeRO paper")
-    assert sum(cost.model_state_bytes(n, "adamw", "bf16").values()) == n * total("autocast, during a step")
+    assert sum(cost.model_state_bytes(n, "adamw", "bf16").values()) == n * total(
+        "autocast, during a step"
+    )
     assert sum(cost.model_state_bytes(n, "sgd_plain").values()) == n * total("plain SGD, fp32")
     eight_bit = cost.model_state_bytes(n, "adamw8bit", "bf16")
     assert sum(eight_bit.values()) == n * total("slide, 8-bit AdamW")

@@ -1,4 +1,4 @@
-"""What a rank has begun: groups by a short label, gloo's calls counted, NCCL's read from torch's record."""
+"""What a rank has begun: groups by a short label, gloo's calls, NCCL's by torch's record."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from aiscale.distributed.counter import Group, Progress, latest, members, messag
 
 
 def test_a_group_has_the_same_short_label_on_all_its_ranks():
-    groups = {"dp 0-3": (0, 1, 2, 3), "dp 0-8/4": (0, 4, 8), "dp 0,3": (0, 3), "dp 5": (5,), "dp 1,9,10": (1, 9, 10)}
+    groups = {
+        "dp 0-3": (0, 1, 2, 3),
+        "dp 0-8/4": (0, 4, 8),
+        "dp 0,3": (0, 3),
+        "dp 5": (5,),
+        "dp 1,9,10": (1, 9, 10),
+    }
     for label, ranks in groups.items():
         assert Group("dp", ranks).label == label and members(label) == list(ranks)
     assert members(Group("a name", tuple(range(1000))).label) == list(range(1000))
@@ -32,8 +38,19 @@ def test_nccls_started_collectives_are_read_from_its_flight_recorder():
             "output_sizes": [[1000]],
             "output_dtypes": ["Float"],
         }
-        what = {"record_id": number, "profiling_name": name, "process_group": group, "collective_seq_id": seq}
-        return {**what, **sizes, "time_created_ns": int((time.time() - at_s) * 1e9), "is_p2p": False, **more}
+        what = {
+            "record_id": number,
+            "profiling_name": name,
+            "process_group": group,
+            "collective_seq_id": seq,
+        }
+        return {
+            **what,
+            **sizes,
+            "time_created_ns": int((time.time() - at_s) * 1e9),
+            "is_p2p": False,
+            **more,
+        }
 
     world, dp, twin = ("0", "default_pg"), ("1", "mesh_dp"), ("2", "mesh_dp")
     ranks = {"0": {"ranks": "[0, 1, 2, 3]"}, "1": {"ranks": "[1, 3]"}, "2": {"ranks": "[1, 3]"}}
@@ -53,7 +70,8 @@ def test_nccls_started_collectives_are_read_from_its_flight_recorder():
     progress = Progress()
     progress.pull = lambda: found
     progress.begin("broadcast", "w 0,1", 8)
-    assert set(progress.table()) == {"w 0,1", "world 0-3", "dp 1,3"} and progress.table()["dp 1,3"][:3] == [
+    assert set(progress.table()) == {"w 0,1", "world 0-3", "dp 1,3"}
+    assert progress.table()["dp 1,3"][:3] == [
         6,
         "all_reduce",
         4000,

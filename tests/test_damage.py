@@ -1,4 +1,4 @@
-"""A run never goes on silently from a damaged checkpoint: it goes back to the one before, and says so."""
+"""A run never goes on silently from a damaged checkpoint: it goes back one, and says so."""
 
 import hashlib
 import json
@@ -21,7 +21,9 @@ def trained(tmp_path_factory):
     return folder, train_whole(folder)
 
 
-@pytest.mark.parametrize("seed", [seed if seed in SEEDS else pytest.param(seed, marks=extended) for seed in range(30)])
+@pytest.mark.parametrize(
+    "seed", [seed if seed in SEEDS else pytest.param(seed, marks=extended) for seed in range(30)]
+)
 def test_any_damage_makes_the_run_go_back_one_checkpoint(seed, trained, tmp_path):
     folder, losses = trained
     assert resume_after_damage(folder, tmp_path / "run", seed=seed, losses=losses) == ""
@@ -52,7 +54,10 @@ def test_if_all_checkpoints_are_damaged_the_run_is_refused_and_nothing_changes(t
     done = train(tmp_path / "run", steps=7)
     assert done.returncode == 2, done.stderr
     *passed_over, last = done.stderr.splitlines()
-    assert [line.partition(" is damaged")[0][-8:] for line in passed_over] == ["00000006", "00000004"]
+    assert [line.partition(" is damaged")[0][-8:] for line in passed_over] == [
+        "00000006",
+        "00000004",
+    ]
     assert "all checkpoints are damaged; start anew with another --save" in last
     assert contents(tmp_path / "run") == before
 
@@ -60,7 +65,12 @@ def test_if_all_checkpoints_are_damaged_the_run_is_refused_and_nothing_changes(t
 @extended
 @pytest.mark.parametrize(
     ("trainer", "shard"),
-    [("fsdp", "*.distcp"), ("zero", "deepspeed/*optim_states.pt"), ("megatron", "*.distcp"), ("tp_pp", "*.distcp")],
+    [
+        ("fsdp", "*.distcp"),
+        ("zero", "deepspeed/*optim_states.pt"),
+        ("megatron", "*.distcp"),
+        ("tp_pp", "*.distcp"),
+    ],
 )
 def test_all_ranks_go_back_to_the_same_checkpoint(trainer, shard, tmp_path):
     options = ["--steps", "4", "--save-every", "2", "--save", str(tmp_path / "run")]

@@ -9,7 +9,16 @@ import pytest
 
 from aiscale import cli
 from aiscale.config import ConfigError, DataConfig
-from aiscale.data import band_keys, clean, clean_corpus, found_share, kept, open_corpus, science, similarity
+from aiscale.data import (
+    band_keys,
+    clean,
+    clean_corpus,
+    found_share,
+    kept,
+    open_corpus,
+    science,
+    similarity,
+)
 from aiscale.data.filters import texts_in, why_dropped
 from aiscale.data.tokenizers import learn
 
@@ -18,11 +27,15 @@ STOP = "the of and to that with".split()
 
 def prose(rng: np.random.Generator, words: int = 120) -> str:
     """English, by its stop words; no two runs of five words are alike."""
-    return " ".join(rng.choice(STOP) if rng.random() < 0.3 else f"a{rng.integers(10**6)}x" for _ in range(words))
+    return " ".join(
+        rng.choice(STOP) if rng.random() < 0.3 else f"a{rng.integers(10**6)}x" for _ in range(words)
+    )
 
 
 def write(path, texts, domains=("physics", "chemistry")):
-    rows = [{"text": text, "id": i, "domain": domains[i % len(domains)]} for i, text in enumerate(texts)]
+    rows = [
+        {"text": text, "id": i, "domain": domains[i % len(domains)]} for i, text in enumerate(texts)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -35,13 +48,19 @@ def test_planted_copies_and_a_planted_test_text_go_and_the_rest_stays(tmp_path):
     rng = np.random.default_rng(0)
     texts, test = [prose(rng) for _ in range(200)], prose(rng, 40)
     copies = [text.replace(text.split()[60], "changed", 1) for text in texts[:50]]
-    leaks = [f"{prose(rng, 60)} {' '.join(test.upper().split()[10:23])} {prose(rng, 60)}" for _ in range(5)]
+    leaks = [
+        f"{prose(rng, 60)} {' '.join(test.upper().split()[10:23])} {prose(rng, 60)}"
+        for _ in range(5)
+    ]
     short = f"{prose(rng, 60)} {' '.join(test.split()[10:22])} {prose(rng, 60)}"  # 12 words of it
     file = write(tmp_path / "docs.jsonl", [*texts, *copies, *leaks, short])
-    report = clean_corpus(file, tmp_path / "out", against=[test], bpe_vocab_size=300, progress=False)
+    report = clean_corpus(
+        file, tmp_path / "out", against=[test], bpe_vocab_size=300, progress=False
+    )
     stayed = {int(d["id"]) for d in kept(tmp_path / "out")}
     assert report["dropped"]["in a test set"]["documents"] == 5
-    assert report["dropped"]["near duplicate"]["documents"] >= 48  # similarity 0.92: 99.99 % are found
+    # similarity 0.92: 99.99 % are found
+    assert report["dropped"]["near duplicate"]["documents"] >= 48
     assert stayed >= {*range(200), 255} and not stayed & {*range(250, 255)}
     assert sum(report["domains"][d]["documents"] for d in ("physics", "chemistry")) == len(stayed)
 
@@ -86,7 +105,10 @@ def test_copies_are_found_as_often_as_the_bands_promise():
         ("the of " + " ".join(str(i) for i in range(1000, 1099)), "too few letters"),
         ("the of and to " + "#planned words here " * 60, "too many symbols"),
         ("the same line with words of it\n" * 20, "repeats its lines"),
-        ("and so everything continues with that of many more others ...\n" * 10, "a list, or cut off"),
+        (
+            "and so everything continues with that of many more others ...\n" * 10,
+            "a list, or cut off",
+        ),
         (prose(np.random.default_rng(2)), ""),
     ],
 )
@@ -101,7 +123,10 @@ def test_a_run_trains_on_each_domain_and_on_all(tmp_path):
     for name, facts in [("all", report["kept"]), *report["domains"].items()]:
         corpus = open_corpus(DataConfig(corpus=str(tmp_path / "out" / name), tokenizer="bpe"))
         assert len(corpus.train) + len(corpus.val) == facts["tokens"]
-        assert corpus.tokenizer.decode([*corpus.train[:], *corpus.val[:]]).count("<|endoftext|>") == facts["documents"]
+        assert (
+            corpus.tokenizer.decode([*corpus.train[:], *corpus.val[:]]).count("<|endoftext|>")
+            == facts["documents"]
+        )
 
 
 def test_a_tokenizer_is_learnt_from_about_the_stated_number_of_characters(tmp_path, monkeypatch):
@@ -124,7 +149,9 @@ def test_two_processes_give_the_shards_of_one(tmp_path):
     rng = np.random.default_rng(5)
     file = write(tmp_path / "docs.jsonl", [prose(rng) for _ in range(600)])
     for processes in (1, 2):
-        clean_corpus(file, tmp_path / str(processes), processes=processes, bpe_vocab_size=300, progress=False)
+        clean_corpus(
+            file, tmp_path / str(processes), processes=processes, bpe_vocab_size=300, progress=False
+        )
     assert bytes_of(tmp_path / "1") == bytes_of(tmp_path / "2")
 
 
@@ -136,7 +163,17 @@ def test_packages_are_read_as_text(tmp_path, capsys):
     known = networkx.pagerank.__doc__.strip().split("\n")[0]
     assert any(d["text"].startswith(known) for d in documents)
     (tmp_path / "test.jsonl").write_text(json.dumps({"question": documents[100]["text"]}) + "\n")
-    command = ["data", "prepare", "package:mpmath", "--clean", "--against", str(tmp_path / "test.jsonl")]
+    command = [
+        "data",
+        "prepare",
+        "package:mpmath",
+        "--clean",
+        "--against",
+        str(tmp_path / "test.jsonl"),
+    ]
     assert cli.main([*command, "--out", str(tmp_path / "out"), "--vocab-size", "300"]) == 0
     assert "| **kept** |" in capsys.readouterr().out
-    assert json.loads((tmp_path / "out/report.json").read_text())["sources"]["mpmath"]["documents"] > 50
+    assert (
+        json.loads((tmp_path / "out/report.json").read_text())["sources"]["mpmath"]["documents"]
+        > 50
+    )

@@ -1,4 +1,4 @@
-"""The order of windows depends only on seed and step: the same at every world size, and after a resume."""
+"""The order of windows depends only on seed and step: not on the world size, nor on a resume."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,10 @@ def test_all_ranks_together_read_the_same_global_batch_at_every_world_size(world
 def test_an_epoch_visits_no_window_twice_and_the_next_epoch_has_another_order():
     order = batches()
     assert order.steps_per_epoch == 12
-    epochs = [[w for step in range(e * 12, e * 12 + 12) for w in windows(order.batch(step)[0])] for e in range(3)]
+    epochs = [
+        [w for step in range(e * 12, e * 12 + 12) for w in windows(order.batch(step)[0])]
+        for e in range(3)
+    ]
     for epoch in epochs:
         assert len(set(epoch)) == 96
     assert epochs[0] != epochs[1] != epochs[2]
@@ -56,14 +59,18 @@ def test_a_step_in_the_middle_of_an_epoch_needs_no_state():
 
 def test_evaluation_reads_the_windows_one_after_another():
     order = Batches(TOKENS, seq_len=10, global_batch=8, seed=None)
-    assert windows(order.batch(0)[0]) == list(range(8)) and windows(order.batch(2)[0]) == list(range(16, 24))
+    assert windows(order.batch(0)[0]) == list(range(8))
+    assert windows(order.batch(2)[0]) == list(range(16, 24))
     assert order.steps_per_epoch == 12
 
 
 def test_tokens_for_one_window_suffice_and_one_fewer_is_refused_with_the_numbers():
     x, y = batches(global_batch=1, tokens=TOKENS[:11]).batch(0)
     assert (x[0].tolist(), y[0].tolist()) == (list(range(10)), list(range(1, 11)))
-    with pytest.raises(ConfigError, match="has 10 tokens, fewer than one block of loop.seq_len 10 and its last target"):
+    with pytest.raises(
+        ConfigError,
+        match="has 10 tokens, fewer than one block of loop.seq_len 10 and its last target",
+    ):
         batches(tokens=TOKENS[:10])
 
 

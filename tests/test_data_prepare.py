@@ -1,4 +1,4 @@
-"""`aiscale data prepare`: local files in the formats of published corpora become tokens that a run trains on."""
+"""`aiscale data prepare`: local files in corpora's formats become tokens that a run trains on."""
 
 import gzip
 import json
@@ -35,7 +35,9 @@ def test_text_files_need_no_library(tmp_path, monkeypatch):
     (tmp_path / "texts").mkdir()
     for number, document in enumerate(DOCUMENTS):
         (tmp_path / f"texts/{number}.txt").write_text(document)
-    manifest = prepare_corpus(tmp_path / "texts", tmp_path / "out", tokenizer="char", progress=False)
+    manifest = prepare_corpus(
+        tmp_path / "texts", tmp_path / "out", tokenizer="char", progress=False
+    )
     assert text_of(tmp_path / "out") == "\n\n".join(DOCUMENTS)
     assert manifest.name == "texts" and manifest.text_bytes == len("\n\n".join(DOCUMENTS).encode())
 
@@ -56,9 +58,16 @@ def test_every_format_of_the_library_gives_its_documents(suffix, tmp_path, datas
 
 
 def test_documents_in_bpe_are_divided_by_its_own_token(tmp_path, datasets):
-    (tmp_path / "docs.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in DOCUMENTS))
+    (tmp_path / "docs.jsonl").write_text(
+        "".join(json.dumps({"body": text}) + "\n" for text in DOCUMENTS)
+    )
     prepare_corpus(
-        [tmp_path / "docs.jsonl"], tmp_path / "out", tokenizer="bpe", bpe_vocab_size=300, field="body", progress=False
+        [tmp_path / "docs.jsonl"],
+        tmp_path / "out",
+        tokenizer="bpe",
+        bpe_vocab_size=300,
+        field="body",
+        progress=False,
     )
     assert text_of(tmp_path / "out", "bpe") == "<|endoftext|>".join(DOCUMENTS)
 

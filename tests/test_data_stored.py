@@ -1,4 +1,5 @@
-"""A corpus on disk reads back as written, in constant memory; a truncated one, or of another tokenizer, is refused."""
+"""A corpus on disk reads back as written, in constant memory.
+A truncated one, or one of another tokenizer, is refused."""
 
 import os
 import subprocess
@@ -10,7 +11,15 @@ import numpy as np
 import pytest
 
 from aiscale.config import ConfigError, DataConfig
-from aiscale.data import Batches, embedded_text, find_text, learn, open_corpus, read_corpus, train_tokenizer
+from aiscale.data import (
+    Batches,
+    embedded_text,
+    find_text,
+    learn,
+    open_corpus,
+    read_corpus,
+    train_tokenizer,
+)
 from aiscale.data import stored as stored_module
 from aiscale.data.corpus import Text
 from aiscale.data.stored import write_corpus
@@ -48,7 +57,8 @@ def test_progress_is_told_in_bytes_of_the_whole_text(tmp_path, small_blocks):
 
 def test_a_corpus_larger_than_the_memory_allowed_is_written_and_read(tmp_path, monkeypatch):
     monkeypatch.setattr(stored_module, "BLOCK_CHARS", 2**17)
-    text = Text("big", "identity", lambda: (embedded_text()[:65536] for _ in range(256)))  # 16 MiB, 32 MiB of tokens
+    # 16 MiB, 32 MiB of tokens
+    text = Text("big", "identity", lambda: (embedded_text()[:65536] for _ in range(256)))
     tracemalloc.start()
     try:
         write_corpus(text, BYTE, tmp_path)
@@ -64,14 +74,18 @@ def test_a_corpus_larger_than_the_memory_allowed_is_written_and_read(tmp_path, m
 
 def test_a_truncated_corpus_is_refused_by_name(folder):
     os.truncate(folder / "tokens.bin", 9998)
-    with pytest.raises(ConfigError, match=r"tokens.bin is not whole: 5000 tokens of 2 bytes, .* 9998 bytes"):
+    with pytest.raises(
+        ConfigError, match=r"tokens.bin is not whole: 5000 tokens of 2 bytes, .* 9998 bytes"
+    ):
         read_corpus(folder)
 
 
 def test_a_folder_is_refused_to_a_run_with_another_tokenizer(folder):
     with pytest.raises(ConfigError, match="has another vocabulary"):
         open_corpus(DataConfig(corpus=str(folder)), tokenizer=learn("char", [embedded_text()]))
-    with pytest.raises(ConfigError, match="prepared with a byte tokenizer of 256 tokens, but data.tokenizer is bpe"):
+    with pytest.raises(
+        ConfigError, match="prepared with a byte tokenizer of 256 tokens, but data.tokenizer is bpe"
+    ):
         train_tokenizer(DataConfig(corpus=str(folder), tokenizer="bpe"))
 
 
@@ -86,7 +100,10 @@ def test_a_corpus_is_split_once_and_loses_nothing(tmp_path, monkeypatch, kind):
     assert corpus.name == "embedded"
     assert corpus.sha256 == find_text("embedded").identity
     again = open_corpus(data, tokenizer=train_tokenizer(data))
-    assert np.array_equal(again.val[:], corpus.val[:]) and len(list((tmp_path / "tokens").glob("embedded*"))) == 1
+    assert (
+        np.array_equal(again.val[:], corpus.val[:])
+        and len(list((tmp_path / "tokens").glob("embedded*"))) == 1
+    )
 
 
 def test_a_changed_file_is_tokenized_again(tmp_path, monkeypatch):
@@ -120,7 +137,8 @@ def test_concurrent_processes_get_the_same_corpus(tmp_path):
     ]
     said = [rank.communicate(timeout=120) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0, 0], said
-    assert len({out for out, _ in said}) == 1 and said[0][0].startswith(f"{len(text) - len(text) // 10} ")
+    assert len({out for out, _ in said}) == 1
+    assert said[0][0].startswith(f"{len(text) - len(text) // 10} ")
     _assert_one_complete_folder(tmp_path / "cache")
 
 

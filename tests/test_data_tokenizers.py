@@ -10,7 +10,10 @@ from aiscale.config import ConfigError
 from aiscale.data import Tokenizer, embedded_text, learn
 from aiscale.data.tokenizers import TOKENIZERS, CharTokenizer, regroup
 
-AWKWARD = "Tabs\tand  double  spaces \n\n  a\u00a0line\r\n'quoted' don't, été 世界 👩‍🚀 <|endoftext|> _x_ 3.14\n \n"
+AWKWARD = (
+    "Tabs\tand  double  spaces \n\n  a\u00a0line\r\n'quoted' don't, été 世界 👩‍🚀 "
+    "<|endoftext|> _x_ 3.14\n \n"
+)
 
 
 @pytest.fixture(scope="module", params=list(TOKENIZERS))
@@ -19,14 +22,22 @@ def tokenizer(request):
 
 
 def test_decoding_gives_back_exactly_what_was_encoded(tokenizer):
-    for text in ("", " ", "\n\n", AWKWARD, "".join(embedded_text().splitlines(keepends=True)[:50]), AWKWARD * 3):
+    for text in (
+        "",
+        " ",
+        "\n\n",
+        AWKWARD,
+        "".join(embedded_text().splitlines(keepends=True)[:50]),
+        AWKWARD * 3,
+    ):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_all_tokens_are_in_the_vocabulary_and_all_kinds_have_one_interface(tokenizer):
     ids = tokenizer.encode_array(AWKWARD)
     assert ids.dtype == np.uint16 and ids.max() < tokenizer.vocab_size
-    assert tokenizer.encode(AWKWARD) == ids.tolist() and isinstance(tokenizer.encode(AWKWARD)[0], int)
+    assert tokenizer.encode(AWKWARD) == ids.tolist()
+    assert isinstance(tokenizer.encode(AWKWARD)[0], int)
     assert tokenizer.kind in TOKENIZERS
 
 
@@ -51,8 +62,11 @@ def test_tokenizing_in_blocks_gives_the_tokens_of_the_whole_text(tokenizer):
     text = embedded_text()[:20_000] + AWKWARD + embedded_text()[20_000:40_000]
     tokenizer = learn(tokenizer.kind, [text], bpe_vocab_size=400)
     whole = tokenizer.encode(text)
-    if tokenizer.kind == "bpe":  # bpe splits long texts by itself: compare with the library on the whole text
-        library = tokenizers.Tokenizer.from_str(json.dumps(json.loads(tokenizer.to_json())["tokenizer"]))
+    # bpe splits long texts by itself: compare with the library on the whole text
+    if tokenizer.kind == "bpe":
+        library = tokenizers.Tokenizer.from_str(
+            json.dumps(json.loads(tokenizer.to_json())["tokenizer"])
+        )
         whole = library.encode(text, add_special_tokens=False).ids
     for size in (100, 1000, 7777):
         blocks = list(regroup([text[:333], text[333:]], size))
@@ -61,7 +75,9 @@ def test_tokenizing_in_blocks_gives_the_tokens_of_the_whole_text(tokenizer):
 
 
 def test_an_unknown_character_is_refused_by_name():
-    with pytest.raises(ConfigError, match="char 'z' is not among the 3 .* use tokenizer byte or bpe"):
+    with pytest.raises(
+        ConfigError, match="char 'z' is not among the 3 .* use tokenizer byte or bpe"
+    ):
         learn("char", ["a b"]).encode("a z")
 
 

@@ -19,11 +19,18 @@ from aiscale.private import STORE
 from aiscale.processes import start_python
 from ranks import forked, processes_with, run_ranks, wait_until
 
-SUM = "x = torch.ones(3) * world.rank; dist.all_reduce(x); say(world.rank, world.size, world.launcher, x[0].item())"
+SUM = (
+    "x = torch.ones(3) * world.rank; dist.all_reduce(x); "
+    "say(world.rank, world.size, world.launcher, x[0].item())"
+)
 
 
 @pytest.mark.parametrize(
-    "launcher", ["torchrun", *(pytest.param(name, marks=pytest.mark.extended) for name in ("aiscale", "mpiexec"))]
+    "launcher",
+    [
+        "torchrun",
+        *(pytest.param(name, marks=pytest.mark.extended) for name in ("aiscale", "mpiexec")),
+    ],
 )
 def test_three_ranks_connect_under(launcher, tmp_path):
     done = run_ranks(SUM, 3, tmp_path, launcher=launcher)
@@ -36,12 +43,19 @@ def test_a_single_process_has_world_size_1(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     world = connect("cpu")
     assert (world.rank, world.size, world.launcher) == (0, 1, "none")
-    assert world.from_rank0(lambda: "hello") == "hello" and world.sum(3) == 3 and not world.any(False)
+    assert (
+        world.from_rank0(lambda: "hello") == "hello" and world.sum(3) == 3 and not world.any(False)
+    )
     world.close()
     world.close()
 
 
-SRUN = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "16", "SLURM_LOCALID": "3", "SLURM_STEP_TASKS_PER_NODE": "8(x2)"}
+SRUN = {
+    "SLURM_PROCID": "3",
+    "SLURM_STEP_NUM_TASKS": "16",
+    "SLURM_LOCALID": "3",
+    "SLURM_STEP_TASKS_PER_NODE": "8(x2)",
+}
 
 
 @pytest.mark.parametrize(
@@ -50,8 +64,14 @@ SRUN = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "16", "SLURM_LOCALID": "3",
         ({}, ("none", 0, 1, 0, 1)),
         ({"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}, ("torchrun", 1, 2, 0, 2)),
         (SRUN, ("srun", 3, 16, 3, 8)),
-        ({**SRUN, "RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}, ("torchrun", 1, 2, 0, 2)),
-        ({"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, ("mpiexec", 1, 4, 1, 2)),
+        (
+            {**SRUN, "RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"},
+            ("torchrun", 1, 2, 0, 2),
+        ),
+        (
+            {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
+            ("mpiexec", 1, 4, 1, 2),
+        ),
         ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}, ("mpiexec", 2, 4, 0, 4)),
         # A batch script knows how many tasks srun would start, but is itself one process.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "16"}, ("none", 0, 1, 0, 1)),
@@ -66,14 +86,22 @@ def test_rank_and_world_size_are_read_from_each_launchers_variables(env, expecte
 def test_a_missing_mpi_library_is_reported_with_the_remedy(tmp_path):
     env = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI4PY_LIBMPI": str(tmp_path / "libmpi.so")}
     code = "from aiscale.distributed import connect; connect('cpu')"
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, text=True
+    )
     last = done.stderr.strip().splitlines()[-1]
-    assert "mpi4py cannot load an MPI library" in last and "pip install mpich, or load a module" in last
+    assert (
+        "mpi4py cannot load an MPI library" in last
+        and "pip install mpich, or load a module" in last
+    )
 
 
 def test_ranks_without_a_meeting_point_are_refused(monkeypatch):
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    with pytest.raises(ConnectError, match="gave RANK 0 of WORLD_SIZE 2 but no MASTER_ADDR and MASTER_PORT: set both"):
+    with pytest.raises(
+        ConnectError,
+        match="gave RANK 0 of WORLD_SIZE 2 but no MASTER_ADDR and MASTER_PORT: set both",
+    ):
         meeting_point(Launch(launcher="environment", size=2))
 
 
@@ -82,7 +110,11 @@ def test_the_first_host_of_a_slurm_step_is_found_without_scontrol(monkeypatch):
     monkeypatch.setenv("PATH", "")
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    for nodes, first in [("frontier[00123-00125,7]", "frontier00123"), ("nid1,nid2", "nid1"), ("a-b[3]", "a-b3")]:
+    for nodes, first in [
+        ("frontier[00123-00125,7]", "frontier00123"),
+        ("nid1,nid2", "nid1"),
+        ("a-b[3]", "a-b3"),
+    ]:
         monkeypatch.setenv("SLURM_STEP_NODELIST", nodes)
         assert meeting_point(Launch(launcher="srun", size=8))[0] == first
 
@@ -97,17 +129,22 @@ def test_steps_of_slurm_on_several_nodes_meet_at_ports_of_their_own(monkeypatch)
         monkeypatch.setenv("SLURM_JOB_ID", job)
         monkeypatch.setenv("SLURM_STEP_ID", step)
         ports.append(meeting_point(Launch(launcher="srun", size=8))[1])
-    assert len(set(ports)) == 3 and all(1024 < port < 32768 for port in ports), "Linux gives the others to connections"
+    assert len(set(ports)) == 3 and all(1024 < port < 32768 for port in ports), (
+        "Linux gives the others to connections"
+    )
 
 
-def test_a_step_on_one_node_meets_at_a_private_file_whatever_the_launcher_exports(monkeypatch, tmp_path):
+def test_a_step_on_one_node_meets_at_a_private_file_whatever_the_launcher_exports(
+    monkeypatch, tmp_path
+):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for name in ("MASTER_PORT", STORE):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MASTER_ADDR", "node1")  # as every launcher does
     monkeypatch.setenv("SLURM_STEP_NUM_NODES", "1")
     files = set()
-    for step in (("7", "0", "40001"), ("7", "1", "40002"), ("7", "0", "40003")):  # the last one was requeued
+    # the last one was requeued
+    for step in (("7", "0", "40001"), ("7", "1", "40002"), ("7", "0", "40003")):
         for name, value in zip(("JOB_ID", "STEP_ID", "STEP_LAUNCHER_PORT"), step, strict=True):
             monkeypatch.setenv(f"SLURM_{name}", value)
         where = meeting_point(Launch(launcher="srun", size=8))
@@ -127,7 +164,9 @@ def test_what_ranks_gather_is_data_and_no_code(tmp_path):
     done = run_ranks("from pathlib import Path\n" + textwrap.dedent(code), 2, tmp_path)
     every = str([{"rank": rank, "words": ["ä", 1.5, None]} for rank in range(2)])
     lines = done.stdout.splitlines()
-    assert sorted(lines) == sorted([every, every, *["Object of type PosixPath is not JSON serializable"] * 2]), done
+    assert sorted(lines) == sorted(
+        [every, every, *["Object of type PosixPath is not JSON serializable"] * 2]
+    ), done
 
 
 def test_a_port_in_use_is_named(tmp_path):
@@ -135,20 +174,30 @@ def test_a_port_in_use_is_named(tmp_path):
         port = taken.getsockname()[1]
         env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         code = "from aiscale.distributed import connect; connect('cpu', timeout_s=20)"
-        done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, text=True
+        )
     last = done.stderr.strip().splitlines()[-1]
-    assert last.endswith(f"127.0.0.1:{port} is already in use by another process: set MASTER_PORT to a free port")
+    assert last.endswith(
+        f"127.0.0.1:{port} is already in use by another process: set MASTER_PORT to a free port"
+    )
 
 
 def test_a_rank_that_times_out_names_the_missing_rank():
-    # Bound and never listening: nobody else can take the port meanwhile, and whoever connects is refused.
+    # Bound and never listening: nobody else can take the port meanwhile, and whoever connects is
+    # refused.
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         port = nobody.getsockname()[1]
         env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         code = "from aiscale.distributed import connect; connect('cpu', timeout_s=2)"
-        done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, text=True)
-    assert f"rank 1 of 2 waited 2 s at 127.0.0.1:{port} for the others" in done.stderr.strip().splitlines()[-1]
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, text=True
+        )
+    assert (
+        f"rank 1 of 2 waited 2 s at 127.0.0.1:{port} for the others"
+        in done.stderr.strip().splitlines()[-1]
+    )
 
 
 def test_ranks_connect_even_if_the_host_name_does_not_resolve(tmp_path):
@@ -156,7 +205,8 @@ def test_ranks_connect_even_if_the_host_name_does_not_resolve(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import socket\nreal = socket.getaddrinfo\n"
         "def fail(host, *a, **k):\n"
-        "    if host == socket.gethostname(): raise socket.gaierror(-2, 'Name or service not known')\n"
+        "    if host == socket.gethostname(): "
+        "raise socket.gaierror(-2, 'Name or service not known')\n"
         "    return real(host, *a, **k)\n"
         "socket.getaddrinfo = fail\n"
     )
@@ -210,7 +260,12 @@ def test_every_collective_is_counted_with_its_payload(tmp_path):
     say(sorted(counts.items()), world.traffic.control_counts["all_reduce", 2].payload_bytes)
     """
     done = run_ranks(code, 2, tmp_path)
-    expected = {"all_gather": (2, 96), "all_reduce": (1, 24), "broadcast": (1, 24), "reduce_scatter": (1, 24)}
+    expected = {
+        "all_gather": (2, 96),
+        "all_reduce": (1, 24),
+        "broadcast": (1, 24),
+        "reduce_scatter": (1, 24),
+    }
     for line, last in zip(sorted(done.stdout.splitlines()), ("recv", "send"), strict=True):
         assert line == f"{sorted({**expected, last: (1, 24)}.items())} 4000", done.stderr
 
@@ -262,7 +317,11 @@ world.close()
     ("end", "status", "message"),
     [
         ("sys.exit(7)", 7, "aiscale: rank 1 of 2 failed with exit status 7"),
-        ("os.kill(os.getpid(), 9)", 137, "aiscale: rank 1 of 2 died: signal 9 (SIGKILL); stopping the other 1"),
+        (
+            "os.kill(os.getpid(), 9)",
+            137,
+            "aiscale: rank 1 of 2 died: signal 9 (SIGKILL); stopping the other 1",
+        ),
         ("raise KeyError('bug')", 1, "KeyError: 'bug'"),
     ],
 )
@@ -284,14 +343,20 @@ time.sleep(600)
 @pytest.mark.parametrize("preload", [(), ("torch",)], ids=["started", "forked"])
 def test_ranks_do_not_outlive_their_launcher(preload, tmp_path):
     note = tmp_path / "pids"
-    code = f"import os, time; open({str(note)!r}, 'a').write(f'{{os.getpid()}} {{os.getppid()}} '); time.sleep(600)"
+    code = (
+        f"import os, time; open({str(note)!r}, 'a').write(f'{{os.getpid()}} {{os.getppid()}} '); "
+        "time.sleep(600)"
+    )
     (tmp_path / "in_a_rank.py").write_text(code)
     env = RANKS_ENV | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
     parent = subprocess.Popen(launching(2, preload), env=env)
     wait_until(lambda: note.exists() and note.read_text().count(" ") == 4, 120, "two ranks started")
-    pids = {int(pid) for pid in note.read_text().split()}  # theirs, and that of the process that forked them
+    # theirs, and that of the process that forked them
+    pids = {int(pid) for pid in note.read_text().split()}
     parent.kill()
-    wait_until(lambda: not any(map(psutil.pid_exists, pids - {parent.pid})), 60, "the ranks are gone")
+    wait_until(
+        lambda: not any(map(psutil.pid_exists, pids - {parent.pid})), 60, "the ranks are gone"
+    )
     parent.wait()
 
 
@@ -300,13 +365,18 @@ def test_ranks_can_answer_a_signal_to_their_whole_group(tmp_path):
     """As `timeout` sends it; the process that forks them must not end by it, and end them."""
     code = f"""
 import os, signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: (signal.signal(signal.SIGTERM, signal.SIG_IGN), sys.exit(9)))
+def end(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(9)
+signal.signal(signal.SIGTERM, end)
 open({str(tmp_path)!r} + "/ready" + os.environ["RANK"], "w").close()
 time.sleep(600)
 """
     (tmp_path / "in_a_rank.py").write_text(code)
     env = RANKS_ENV | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
-    parent = subprocess.Popen(launching(2), env=env, start_new_session=True, stderr=subprocess.DEVNULL)
+    parent = subprocess.Popen(
+        launching(2), env=env, start_new_session=True, stderr=subprocess.DEVNULL
+    )
     wait_until(lambda: len(list(tmp_path.glob("ready*"))) == 2, 120, "two ranks started")
     os.killpg(parent.pid, signal.SIGTERM)
     assert parent.wait(60) == 9
@@ -314,7 +384,8 @@ time.sleep(600)
 
 PROBE = """
 import os, random, sys, numpy, torch
-print(__name__, __file__, sys.argv, os.getcwd(), os.environ.get("MINE"), os.environ.get("HOME"), sys.path[:2])
+mine, home = os.environ.get("MINE"), os.environ.get("HOME")
+print(__name__, __file__, sys.argv, os.getcwd(), mine, home, sys.path[:2])
 print(torch.get_num_threads(), sys.stdin.read(), os.isatty(1))
 assert len({random.random(), numpy.random.rand()}) == 2
 print("an error", file=sys.stderr)
@@ -326,10 +397,16 @@ def test_a_forked_command_has_its_own_folder_environment_output_and_status(tmp_p
     (tmp_path / "probe.py").write_text(PROBE)
     (tmp_path / "here").mkdir()
     env = {key: value for key, value in os.environ.items() if key != "HOME"}
-    env |= {"MINE": "yes", "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
+    env |= {
+        "MINE": "yes",
+        "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}",
+        "OMP_NUM_THREADS": "1",
+    }
     how = {"cwd": tmp_path / "here", "env": env, "timeout": 60}
     argv = ["-m", "probe", "an argument"]
-    fresh = subprocess.run([sys.executable, *argv], capture_output=True, text=True, stdin=subprocess.DEVNULL, **how)
+    fresh = subprocess.run(
+        [sys.executable, *argv], capture_output=True, text=True, stdin=subprocess.DEVNULL, **how
+    )
     for _ in range(2):  # the first run must not affect the second
         done = forked(argv, **how)
         assert (done.stdout, done.stderr, done.returncode) == (fresh.stdout, fresh.stderr, 7)
@@ -340,4 +417,8 @@ def test_a_new_python_can_send_output_and_errors_to_one_file(tmp_path):
         files = {"stdout": log.fileno(), "stderr": log.fileno()}
         process = start_python(["-c", "import sys; print('out'); sys.exit('error')"], **files)
         process.join(60)
-    assert process.exitcode == 1 and sorted((tmp_path / "log").read_text().split()) == ["error", "out"]
+    assert process.exitcode == 1
+    assert sorted((tmp_path / "log").read_text().split()) == [
+        "error",
+        "out",
+    ]

@@ -14,11 +14,15 @@ from aiscale.hpc.doctor import GIB, Finding, _resources, alike, check_ranks, set
 from aiscale.measure.cases import find_mpiexec
 from ranks import aiscale
 
-#: `aiscale` with a library that prints a greeting on stdout as ranks connect, as gloo does up to torch 2.12
+#: `aiscale` with a library that prints a greeting on stdout as ranks connect, as gloo does up to
+#: torch 2.12
 GREETED = """
 import os, torch.distributed as dist
 meet = dist.init_process_group
-dist.init_process_group = lambda *args, **options: (os.write(1, b"[Gloo] connected\\n"), meet(*args, **options))
+def greet_and_meet(*args, **options):
+    os.write(1, b"[Gloo] connected\\n")
+    return meet(*args, **options)
+dist.init_process_group = greet_and_meet
 from aiscale.cli import main
 raise SystemExit(main())
 """
@@ -52,14 +56,33 @@ def test_memory_that_others_use_does_not_count_as_free(monkeypatch):
 @pytest.mark.extended
 def test_the_ranks_of_a_job_answer_together_and_those_bound_to_one_core_are_named(tmp_path):
     bind = f"import os; os.sched_setaffinity(0, [{min(os.sched_getaffinity(0))}])\n"
-    command = [find_mpiexec(), "-n", "3", sys.executable, "-c", bind + GREETED, "doctor", "--device", "cpu"]
+    command = [
+        find_mpiexec(),
+        "-n",
+        "3",
+        sys.executable,
+        "-c",
+        bind + GREETED,
+        "doctor",
+        "--device",
+        "cpu",
+    ]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=300)
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert [line for line in lines if line.startswith("✓ ranks")] == [line for line in lines if "3 on 1 node" in line]
-    assert len([line for line in lines if line.startswith("! ranks") and "bound to 1 core" in line]) == 1
-    assert len([line for line in lines if line.startswith("✓ packages")]) == 1, "one rank of a node looks at it"
+    assert [line for line in lines if line.startswith("✓ ranks")] == [
+        line for line in lines if "3 on 1 node" in line
+    ]
+    assert (
+        len([line for line in lines if line.startswith("! ranks") and "bound to 1 core" in line])
+        == 1
+    )
+    assert len([line for line in lines if line.startswith("✓ packages")]) == 1, (
+        "one rank of a node looks at it"
+    )
     assert lines[-1] == "yes: this is ready to train"
 
 
@@ -77,9 +100,17 @@ def test_a_wrong_sum_is_a_problem(monkeypatch):
 
 
 def test_what_decides_about_the_network_and_binding_is_printed():
-    env = {"NCCL_NET": "OFI", "FI_MR_CACHE_MONITOR": "kdreg2", "HOME": "/x", "LOADEDMODULES": "rocm/7.1.1:rccl/1"}
+    env = {
+        "NCCL_NET": "OFI",
+        "FI_MR_CACHE_MONITOR": "kdreg2",
+        "HOME": "/x",
+        "LOADEDMODULES": "rocm/7.1.1:rccl/1",
+    }
     variables, modules = settings(env)
-    assert variables.text == "FI_MR_CACHE_MONITOR=kdreg2 NCCL_NET=OFI" and modules.text == "rocm/7.1.1 rccl/1"
+    assert (
+        variables.text == "FI_MR_CACHE_MONITOR=kdreg2 NCCL_NET=OFI"
+        and modules.text == "rocm/7.1.1 rccl/1"
+    )
 
 
 @pytest.mark.parametrize(("available_gib", "state"), [(2, "warning"), (3, "ok")])
@@ -92,5 +123,8 @@ def test_memory_is_judged_by_what_is_free_not_by_what_there_is(available_gib, st
 
 def test_findings_shared_by_nodes_are_reported_once():
     good, bad = Finding("memory", "ok", "8 GiB"), Finding("memory", "wrong", "1 GiB", "more")
-    assert [one.text for one in alike({"a": [good], "b": [good], "c": [bad]})] == ["8 GiB  [a, b]", "1 GiB  [c]"]
+    assert [one.text for one in alike({"a": [good], "b": [good], "c": [bad]})] == [
+        "8 GiB  [a, b]",
+        "1 GiB  [c]",
+    ]
     assert alike({"a": [good], "b": [good]}) == [good]

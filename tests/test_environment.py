@@ -1,4 +1,4 @@
-"""pyproject.toml, requirements.lock and environment.yml agree with each other and with what the package imports."""
+"""pyproject.toml, requirements.lock, environment.yml and what the package imports agree."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def locked(python: str = "3.11.9", system: str = "linux") -> dict[str, str]:
 
 def test_the_lock_names_exact_versions_and_no_place_to_get_them():
     assert all([s.operator for s in r.specifier] == ["=="] for r in LOCK)
-    assert not re.search(r"https?:|--|\.org|\.com", (ROOT / "requirements.lock").read_text().replace("\n#", ""))
+    assert not re.search(
+        r"https?:|--|\.org|\.com", (ROOT / "requirements.lock").read_text().replace("\n#", "")
+    )
 
 
 @pytest.mark.parametrize("system", ["linux", "darwin"])
@@ -60,11 +62,13 @@ def test_the_lock_satisfies_pyproject_on_every_supported_python(python, system):
     versions = locked(python, system)
     for requirement in DIRECT:
         if not requirement.marker or requirement.marker.evaluate({"python_version": python[:4]}):
-            assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)]), requirement
+            assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)]), (
+                requirement
+            )
 
 
 def test_the_lock_is_complete():
-    """It is installed without dependency resolution, so it must contain every dependency of its packages."""
+    """It is installed without resolution, so it must have all dependencies of its packages."""
     python = ".".join(map(str, sys.version_info[:3]))
     versions, lacking = locked(python), []
     for name in versions:
@@ -99,7 +103,9 @@ def test_conda_gets_the_same_versions():
             found[canonicalize_name(name)] = version
     assert found.pop("python") == "3.12" and found.pop("aiscale") == "."
     assert {name: versions[name] for name in found} == found
-    assert {canonicalize_name(r.name) for r in DIRECT} <= set(found), "every direct dependency is pinned there too"
+    assert {canonicalize_name(r.name) for r in DIRECT} <= set(found), (
+        "every direct dependency is pinned there too"
+    )
 
 
 def third_party(file: Path) -> set[str]:
@@ -140,7 +146,11 @@ def test_what_the_package_imports_is_declared_and_lessons_find_theirs():
 def test_the_first_part_of_the_lock_has_all_that_lessons_need():
     text = (ROOT / "requirements.lock").read_text().partition("# Beyond the lessons")
     parts = [
-        {canonicalize_name(Requirement(line).name) for line in part.splitlines()[1:] if line[:1] not in ("#", "")}
+        {
+            canonicalize_name(Requirement(line).name)
+            for line in part.splitlines()[1:]
+            if line[:1] not in ("#", "")
+        }
         for part in (text[0], text[2])
     ]
     extras = PROJECT["optional-dependencies"]
@@ -154,7 +164,10 @@ def test_the_first_part_of_the_lock_has_all_that_lessons_need():
         seen.add(name)
         for line in distribution(name).requires or []:
             need = Requirement(line)
-            if any(not need.marker or need.marker.evaluate({"extra": e}) for e in ("", *requirement.extras)):
+            if any(
+                not need.marker or need.marker.evaluate({"extra": e})
+                for e in ("", *requirement.extras)
+            ):
                 wanted.append(need)
     assert {"pytest", "lm-eval", "datasets", "jupyterhub"} <= parts[1]
 
@@ -166,6 +179,10 @@ def test_shell_scripts_are_clean_to_shellcheck():
     done = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     unquoted = ["--shell=bash", "--include=SC2046,SC2048,SC2068,SC2086"]
-    rest = [path for folder in ("src", "launchers", "workshop", "benchmarks") for path in (ROOT / folder).rglob("*.sh")]
+    rest = [
+        path
+        for folder in ("src", "launchers", "workshop", "benchmarks")
+        for path in (ROOT / folder).rglob("*.sh")
+    ]
     done = subprocess.run(["shellcheck", *unquoted, *rest], capture_output=True, text=True)
     assert len(rest) >= 11 and done.returncode == 0, done.stdout

@@ -48,11 +48,15 @@ def test_an_all_zero_model_gives_the_values_computed_by_hand(tmp_path):
         for parameter in model.parameters():
             parameter.zero_()
     results = evaluate(exported(model, ByteTokenizer(), tmp_path), TASKS)["results"]
-    data = {path.stem: [json.loads(line) for line in path.read_text().splitlines()] for path in OURS.glob("*.jsonl")}
+    data = {
+        path.stem: [json.loads(line) for line in path.read_text().splitlines()]
+        for path in OURS.glob("*.jsonl")
+    }
     texts = [document["text"] for document in data["rolling"]]
     size, words = sum(len(text) for text in texts), sum(len(text.split()) for text in texts)
     last = [len(document["text"].split(" ")[-1]) + 1 for document in data["last_word"]]
-    first = [document["answer"] == "1" for document in data["two_choice"]]  # ties go to the first choice
+    # ties go to the first choice
+    first = [document["answer"] == "1" for document in data["two_choice"]]
     expected = {
         ("aiscale_last_word", "perplexity"): 256 ** (sum(last) / len(last)),
         ("aiscale_last_word", "acc"): 0,
@@ -61,7 +65,9 @@ def test_an_all_zero_model_gives_the_values_computed_by_hand(tmp_path):
         ("aiscale_rolling", "bits_per_byte"): 8,
         ("aiscale_two_choice", "acc"): sum(first) / len(first),
     }
-    assert {key: results[key[0]][f"{key[1]},none"] for key in expected} == pytest.approx(expected, rel=1e-5)
+    assert {key: results[key[0]][f"{key[1]},none"] for key in expected} == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("kind", ["byte", "bpe"])
@@ -76,7 +82,9 @@ def test_a_whole_text_has_the_loglikelihood_that_the_model_gives_its_tokens(kind
     logp = model(tokens[None, :-1]).logits[0].log_softmax(-1)
     expected = logp.gather(1, tokens[1:, None]).sum().item()
     request = SimpleNamespace(args=(text,))
-    assert lm.loglikelihood_rolling([request], disable_tqdm=True) == pytest.approx([expected], rel=1e-5, abs=1e-4)
+    assert lm.loglikelihood_rolling([request], disable_tqdm=True) == pytest.approx(
+        [expected], rel=1e-5, abs=1e-4
+    )
 
 
 def test_the_command_takes_a_run_or_its_export(tmp_path, capsys):
@@ -87,10 +95,19 @@ def test_the_command_takes_a_run_or_its_export(tmp_path, capsys):
     outputs = []
     for path in (trained, tmp_path / "mine"):
         capsys.readouterr()
-        assert cli.main(["evaluate", str(path), "--tasks", "aiscale_rolling", "--limit", "3", "--json"]) == 0
+        assert (
+            cli.main(
+                ["evaluate", str(path), "--tasks", "aiscale_rolling", "--limit", "3", "--json"]
+            )
+            == 0
+        )
         outputs.append(json.loads(capsys.readouterr().out))
     assert outputs[0]["n-samples"]["aiscale_rolling"] == {"original": 6, "effective": 3}
-    first, second = (output["results"]["aiscale_rolling"]["bits_per_byte,none"] for output in outputs)
+    first, second = (
+        output["results"]["aiscale_rolling"]["bits_per_byte,none"] for output in outputs
+    )
     assert first == pytest.approx(second, rel=1e-4)
-    with pytest.raises(ConfigError, match="^no task of lm-eval is called 'nosuch': `lm-eval ls tasks` lists all$"):
+    with pytest.raises(
+        ConfigError, match="^no task of lm-eval is called 'nosuch': `lm-eval ls tasks` lists all$"
+    ):
         evaluate(trained, ["nosuch"])

@@ -35,7 +35,8 @@ from aiscale.lesson.grading import exercise, same
 @exercise("09.1", "Twice", "twice", minutes=5, hints=["More than once.", "Add it to itself."])
 def twice(twice):
     for x in random.sample(range(5, 99), 3):
-        same(twice(x), [x, x] and 2 * x, "the double", scale={0.5: "that is x itself"}, causes={"a square": x * x})
+        same(twice(x), [x, x] and 2 * x, "the double", scale={0.5: "that is x itself"},
+             causes={"a square": x * x})
 
 twice.refuses("x itself", "that is x itself", "return x")
 twice.refuses("a square", "a square", "return x * x")
@@ -81,16 +82,22 @@ def unwritten(x):
     raise NotImplementedError("09.1")
 
 
-# what is said --------------------------------------------------------------------------------------------------------
+# what is said ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        ([[2, 4, 6], [8, 10, 13]], "5 of 6 numbers are right; the first wrong one, at [1, 2], is 13 and should be 12"),
+        (
+            [[2, 4, 6], [8, 10, 13]],
+            "5 of 6 numbers are right; the first wrong one, at [1, 2], is 13 and should be 12",
+        ),
         ([[8, 16, 24], [32, 40, 48]], "v is 4 times what it should be: divide by the ranks"),
         ([[-2, -4, -6], [-8, -10, -12]], "v is the negative of what it should be"),
-        ([[2, 8], [4, 10], [6, 12]], "v has the shape (3, 2), but it must have (2, 3) (the axes are swapped)"),
+        (
+            [[2, 8], [4, 10], [6, 12]],
+            "v has the shape (3, 2), but it must have (2, 3) (the axes are swapped)",
+        ),
         ([[1, 2, 3], [4, 5, 7]], "v: stale"),
     ],
 )
@@ -98,7 +105,13 @@ def test_a_wrong_value_is_told_by_its_kind(found, said):
     expected = torch.tensor([[2.0, 4, 6], [8, 10, 12]])
     same(expected.tolist(), expected, "v")
     with pytest.raises(Wrong) as raised:
-        same(found, expected, "v", scale={4: "divide by the ranks"}, causes={"stale": [[1, 2, 3], [4, 5, 7]]})
+        same(
+            found,
+            expected,
+            "v",
+            scale={4: "divide by the ranks"},
+            causes={"stale": [[1, 2, 3], [4, 5, 7]]},
+        )
     assert said in str(raised.value)
 
 
@@ -113,10 +126,12 @@ def test_a_wrong_value_is_told_by_its_kind(found, said):
 def test_a_value_on_the_wrong_rank_is_told(found, said):
     same_on_ranks([1, 2, 3, 5], [1, 2, 3, 5], "x")
     with pytest.raises(Wrong, match=said):
-        same_on_ranks(found, [1, 2, 3, 5], "x", scale={2: "a sum"}, causes={"the same everywhere": [7] * 4})
+        same_on_ranks(
+            found, [1, 2, 3, 5], "x", scale={2: "a sum"}, causes={"the same everywhere": [7] * 4}
+        )
 
 
-# check ---------------------------------------------------------------------------------------------------------------
+# check -------------------------------------------------------------------------------------------
 
 
 def test_hints_come_one_by_one_and_then_the_solution(workshop, answer, capsys):
@@ -126,7 +141,9 @@ def test_hints_come_one_by_one_and_then_the_solution(workshop, answer, capsys):
         check("09.1", **how)
         return capsys.readouterr().out
 
-    assert said(unwritten).startswith('09.1: nothing written yet. Replace `raise NotImplementedError("09.1")`')
+    assert said(unwritten).startswith(
+        '09.1: nothing written yet. Replace `raise NotImplementedError("09.1")`'
+    )
     first, second, third = said(lambda x: x), said(lambda x: x), said(lambda x: 1 / 0)
     assert "09.1: not yet: the double is 1/2 of what it should be: that is x itself" in first
     assert "Hint" not in first and 'check("09.1", hint=1)' in first
@@ -173,7 +190,8 @@ def test_the_card_counts_what_is_done_and_which_predictions_held(workshop, answe
     assert title == "1 of 1 exercises that you tried are done; 1 of 2 predictions held"
     assert row.split(" | ")[:2] == ["09.1 Twice", "✓       "] or "✓" in row
     assert where.endswith("card.json; nothing leaves this machine")
-    assert json.loads((workshop.parent / "progress/card.json").read_text())["lessons"]["09_twice"]["exercises"]
+    card = json.loads((workshop.parent / "progress/card.json").read_text())
+    assert card["lessons"]["09_twice"]["exercises"]
 
 
 def test_what_is_done_stays_done(workshop, answer):
@@ -245,7 +263,7 @@ def test_a_loss_that_is_off_by_a_tenth_of_a_percent_is_refused(factor, state):
     assert task.graded({}, CalculatedRanks(factor)).state == state
 
 
-# sources, and what is made of them ------------------------------------------------------------------------------------
+# sources, and what is made of them ---------------------------------------------------------------
 
 
 def test_every_lessons_exercises_are_in_step():
@@ -282,25 +300,34 @@ def test_no_solution_stands_in_decks_or_in_pages_of_the_site():
     ]
     given = {path: path.read_text() for pattern in shown for path in ROOT.glob(pattern)}
     given |= {
-        path: "\n".join(cell.source for cell in Notebook(path).cells) for path in given if path.suffix == ".ipynb"
+        path: "\n".join(cell.source for cell in Notebook(path).cells)
+        for path in given
+        if path.suffix == ".ipynb"
     }
     assert len(given) >= 40
     for source in (ROOT / "workshop/solutions").glob("*.ipynb"):
         secret = secrets(source)
         assert secret
-        others = {path: text for path, text in given.items() if path.name != "puzzles.ipynb"}  # gives a line away
-        assert [(path.name, line) for path, text in others.items() for line in secret if line in text] == []
+        # gives a line away
+        others = {path: text for path, text in given.items() if path.name != "puzzles.ipynb"}
+        assert [
+            (path.name, line) for path, text in others.items() for line in secret if line in text
+        ] == []
 
 
 def test_a_grader_that_accepts_a_wrong_answer_fails_the_check(workshop):
     command = [sys.executable, "-m", "aiscale", "exercises", "--check"]
-    change(workshop / "graders/09_twice.py", "same(twice(x), [x, x] and 2 * x,", "same(abs(twice(x)), 2 * x,")
+    change(
+        workshop / "graders/09_twice.py",
+        "same(twice(x), [x, x] and 2 * x,",
+        "same(abs(twice(x)), 2 * x,",
+    )
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and "stub: ok: nothing written yet" in done.stdout, done.stderr
     assert re.findall("(\\w+): NOT OK", done.stdout) == ["minus"]
 
 
-# all of them, on real ranks -------------------------------------------------------------------------------------------
+# all of them, on real ranks ----------------------------------------------------------------------
 
 
 @extended
@@ -309,36 +336,56 @@ def test_every_solution_passes_and_every_stub_and_wrong_answer_is_refused():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, re.findall(".*NOT OK.*", done.stdout)
     solutions = (path.read_text() for path in (ROOT / "workshop/solutions").glob("[0-9]*.ipynb"))
-    assert done.stdout.count(" solution: ok") == sum(text.count("### BEGIN SOLUTION") for text in solutions)
+    assert done.stdout.count(" solution: ok") == sum(
+        text.count("### BEGIN SOLUTION") for text in solutions
+    )
 
 
 @extended
 def test_a_participants_own_notebook_is_what_is_graded(tmp_path):
-    """In a real kernel, with answers of the participant's: one right, one wrong, one without %%px."""
+    """In a real kernel, with a participant's answers: one right, one wrong, one without %%px."""
     import nbformat
     from nbclient import NotebookClient
 
     notebook = nbformat.read(ROOT / "workshop/exercises/03_ddp.ipynb", as_version=4)
     right = (
-        "dist.all_reduce(total := torch.tensor(n_samples)); gradient *= n_samples / total; dist.all_reduce(gradient)"
+        "dist.all_reduce(total := torch.tensor(n_samples)); gradient *= n_samples / total; "
+        "dist.all_reduce(gradient)"
     )
-    answers = {"03.1": right, "03.2": "return mse_loss(ddp(micro_batches[0][0]), micro_batches[0][1])"}
+    answers = {
+        "03.1": right,
+        "03.2": "return mse_loss(ddp(micro_batches[0][0]), micro_batches[0][1])",
+    }
     for cell in notebook.cells:
         for id, text in answers.items():
             cell.source = cell.source.replace(f'raise NotImplementedError("{id}")', text)
-        cell.source = cell.source.replace("%%px\ndef all_reduce_in_buckets", "def all_reduce_in_buckets")
+        cell.source = cell.source.replace(
+            "%%px\ndef all_reduce_in_buckets", "def all_reduce_in_buckets"
+        )
     path = tmp_path / "mine.ipynb"
     nbformat.write(notebook, path)
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": tmp_path}}).execute()
-    outputs = [out.data["text/plain"] for cell in notebook.cells for out in cell.get("outputs", []) if "data" in out]
+    outputs = [
+        out.data["text/plain"]
+        for cell in notebook.cells
+        for out in cell.get("outputs", [])
+        if "data" in out
+    ]
     shown = "\n".join(outputs)
-    assert "03.1: ✓ right" in shown and "03.2: not yet: " in shown and "03.3: the cell that defines" in shown
+    assert (
+        "03.1: ✓ right" in shown
+        and "03.2: not yet: " in shown
+        and "03.3: the cell that defines" in shown
+    )
     assert "1 of 2 exercises that you tried are done" in shown
-    kept = json.loads((tmp_path / "progress/card.json").read_text())["lessons"]["03_ddp"]["exercises"]
+    card = json.loads((tmp_path / "progress/card.json").read_text())
+    kept = card["lessons"]["03_ddp"]["exercises"]
     assert {id: entry["state"] for id, entry in kept.items()} == {"03.1": "right", "03.2": "wrong"}
     command = [sys.executable, "-m", "aiscale", "exercises", "--grade", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1 and re.findall(r"^(03\.\d) .*: (ok|NOT OK): ", done.stdout, re.M) == [
+    assert done.returncode == 1 and re.findall(
+        r"^(03\.\d) .*: (ok|NOT OK): ", done.stdout, re.M
+    ) == [
         ("03.1", "ok"),
         ("03.2", "NOT OK"),
         ("03.3", "NOT OK"),

@@ -49,6 +49,8 @@ def test_what_cannot_be_exported_is_refused_in_a_line_and_leaves_nothing(trained
 
 
 def test_generate_continues_a_text_beyond_the_models_context(trained):
-    done = aiscale("generate", "run", "--prompt", "The ", "--tokens", "100", "--temperature", "0", cwd=trained)
+    done = aiscale(
+        "generate", "run", "--prompt", "The ", "--tokens", "100", "--temperature", "0", cwd=trained
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("The ") and len(done.stdout.encode()) >= 100

@@ -1,4 +1,4 @@
-"""The drawings of notebooks/figures show what the strategies do, and the files are those that the script draws."""
+"""The drawings of notebooks/figures show what strategies do; the files are the script's."""
 
 import importlib.util
 import re
@@ -29,7 +29,11 @@ def house_style():
 
 
 def filled(ax, color):
-    return [patch for patch in ax.patches if to_hex(patch.get_facecolor()) == to_hex(color) and patch.get_fill()]
+    return [
+        patch
+        for patch in ax.patches
+        if to_hex(patch.get_facecolor()) == to_hex(color) and patch.get_fill()
+    ]
 
 
 def area(boxes):
@@ -41,24 +45,33 @@ def test_the_committed_file_says_what_the_script_draws(name, tmp_path, monkeypat
     monkeypatch.setattr(draw, "__file__", str(tmp_path / "draw.py"))
     draw.main([name])
     files = (tmp_path / f"{name}.svg", ROOT / "notebooks" / "figures" / f"{name}.svg")
-    fresh, stored = (re.findall(r"<text[^>]*>(.*?)</text>", path.read_text(), re.S) for path in files)
+    fresh, stored = (
+        re.findall(r"<text[^>]*>(.*?)</text>", path.read_text(), re.S) for path in files
+    )
     assert fresh and fresh == stored, f"draw it again: python notebooks/figures/draw.py {name}"
 
 
 def test_every_drawing_is_shown_and_every_one_that_is_shown_exists():
     pages = [*ROOT.glob("notebooks/**/*.ipynb"), *ROOT.glob("slides/*.md"), ROOT / "README.md"]
-    shown = {name for page in pages for name in re.findall(r"\]\([./a-z]*figures/(\w+)\.svg\)", page.read_text())}
-    assert shown == set(draw.DRAWINGS) == {path.stem for path in ROOT.glob("notebooks/figures/*.svg")}
+    shown = {
+        name
+        for page in pages
+        for name in re.findall(r"\]\([./a-z]*figures/(\w+)\.svg\)", page.read_text())
+    }
+    assert (
+        shown == set(draw.DRAWINGS) == {path.stem for path in ROOT.glob("notebooks/figures/*.svg")}
+    )
 
 
 def test_the_field_map_leaves_nothing_out_and_draws_what_is_done_or_kept_once_on_one_rank():
-    """By strategy: on how many of its ranks each cell of computation, weights, gradients and Adam stands."""
+    """By strategy: on how many ranks each computation, weight, gradient and Adam's state stands."""
     copies = {"ddp": (4, 4, 4, 4), "zero1": (4, 4, 4, 1), "zero2": (4, 4, 1, 1), "3d": (2, 2, 2, 2)}
     copies |= {"fsdp": (4, 1, 1, 1), "tp": (1, 1, 1, 1), "pp": (1, 1, 1, 1)}
     for name, expected in copies.items():
         draw.divided(name)
         (ax,) = plt.gcf().axes
-        whole = 4 * 0.3 * 4 * 0.2 * (0.5 if name == "3d" else 1)  # eight ranks take the room of four
+        # eight ranks take the room of four
+        whole = 4 * 0.3 * 4 * 0.2 * (0.5 if name == "3d" else 1)
         found = [sum(area(filled(ax, color)) for color in draw.SHARES)]
         found += [area(filled(ax, style.MEMORY_COLORS[part])) for part in draw.PARTS]
         assert found == pytest.approx([times * whole for times in expected]), name

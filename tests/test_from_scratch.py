@@ -1,4 +1,4 @@
-"""workshop/from_scratch: gradients held to torch's and to finite differences; all stages learn the same."""
+"""workshop/from_scratch: gradients are torch's and finite differences'; all stages learn alike."""
 
 import json
 import os
@@ -41,7 +41,11 @@ OPERATIONS = {
     "transpose": ([(2, 3, 4)], lambda x: tape.transpose(x, 2, 0, 1), lambda x: x.permute(2, 0, 1)),
     "gather": ([(5, 4)], lambda x: tape.gather(x, WORDS), lambda x: x[torch.from_numpy(WORDS)]),
     "gelu": ([(3, 4)], layers.gelu, lambda x: F.gelu(x, approximate="tanh")),
-    "layer_norm": ([(2, 3, 4), (4,), (4,)], layers.layer_norm, lambda x, gain, bias: F.layer_norm(x, (4,), gain, bias)),
+    "layer_norm": (
+        [(2, 3, 4), (4,), (4,)],
+        layers.layer_norm,
+        lambda x, gain, bias: F.layer_norm(x, (4,), gain, bias),
+    ),
     "causal_softmax": (
         [(2, 4, 4)],
         lambda x: layers.causal_softmax(x, 0.5),
@@ -62,22 +66,35 @@ def overwrite(dy, table, indices):
     return dtable
 
 
-#: What a wrong backward of each operation could be. Moves of data, of which cpu.py has no backward, move the wrong way.
+#: What a wrong backward of each operation could be. Moves of data, of which cpu.py has no backward,
+#: move the wrong way.
 FAULTS = {
     "add": ("add_backward", lambda dc, a, b: (dc, dc.reshape(-1, *b.shape).mean(0))),
-    "matmul": ("matmul_backward", lambda dc, a, b: (dc @ b.T, cpu.rows(a).T @ np.abs(cpu.rows(dc)))),
-    "reshape": ("reshape", lambda x, shape: x.reshape(shape) if shape == (3, 4) else x.T.reshape(shape)),
-    "transpose": ("transpose", lambda x, axes: x.transpose(axes) if axes == (2, 0, 1) else x.reshape(2, 3, 4)),
+    "matmul": (
+        "matmul_backward",
+        lambda dc, a, b: (dc @ b.T, cpu.rows(a).T @ np.abs(cpu.rows(dc))),
+    ),
+    "reshape": (
+        "reshape",
+        lambda x, shape: x.reshape(shape) if shape == (3, 4) else x.T.reshape(shape),
+    ),
+    "transpose": (
+        "transpose",
+        lambda x, axes: x.transpose(axes) if axes == (2, 0, 1) else x.reshape(2, 3, 4),
+    ),
     "gather": ("gather_backward", overwrite),
     "gelu": ("gelu_backward", lambda dy, x: dy * (x > 0)),
-    "layer_norm": ("layer_norm_backward", lambda dy, gain, normed, rstd: (dy * gain * rstd, gain, gain)),
+    "layer_norm": (
+        "layer_norm_backward",
+        lambda dy, gain, normed, rstd: (dy * gain * rstd, gain, gain),
+    ),
     "causal_softmax": ("causal_softmax_backward", lambda dy, y, scale: scale * dy * y * (1 - y)),
     "cross_entropy": ("cross_entropy_backward", lambda p, targets: p / targets.size),
 }
 
 
 def gradients(name):
-    """(ours, torch's, by finite differences) of a weighted sum of the operation's result, for each of its arrays."""
+    """(ours, torch's, by finite differences) of a weighted sum of the result, for each array."""
     shapes, ours, theirs = OPERATIONS[name]
     arrays = [random.standard_normal(shape) for shape in shapes]
     leaves = [Tensor(array) for array in arrays]
@@ -100,7 +117,9 @@ def gradients(name):
 
         return (result(array[at] + step) - result(array[at] - step)) / (2 * step)
 
-    numeric = [np.reshape([difference(a, at) for at in np.ndindex(a.shape)], a.shape) for a in arrays]
+    numeric = [
+        np.reshape([difference(a, at) for at in np.ndindex(a.shape)], a.shape) for a in arrays
+    ]
     return [leaf.grad for leaf in leaves], [leaf.grad.numpy() for leaf in references], numeric
 
 
@@ -142,7 +161,9 @@ def test_a_whole_gpt_has_the_loss_and_gradients_of_torchs_layers():
         q, k, v = (each.unflatten(-1, (2, 4)).transpose(1, 2) for each in (q, k, v))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         x = x + linear(y, b + "attention.out")
-        x = x + linear(F.gelu(linear(norm(x, b + "norm2"), b + "mlp.up"), approximate="tanh"), b + "mlp.down")
+        x = x + linear(
+            F.gelu(linear(norm(x, b + "norm2"), b + "mlp.up"), approximate="tanh"), b + "mlp.down"
+        )
     logits = linear(norm(x, "norm"), "head")
     expected = F.cross_entropy(logits.flatten(0, 1), torch.from_numpy(targets).flatten())
     expected.backward()
@@ -201,11 +222,16 @@ def test_ranks_learn_what_one_process_does_and_a_run_goes_on_from_its_checkpoint
         np.testing.assert_allclose(losses(run("tiny", *options, ranks=2)), alone, rtol=0, atol=1e-5)
     several_buckets = ["tiny", "--width", 512, "--steps", 2]
     np.testing.assert_allclose(
-        losses(run(*several_buckets, "--overlap", ranks=2)), losses(run(*several_buckets)), rtol=0, atol=1e-5
+        losses(run(*several_buckets, "--overlap", ranks=2)),
+        losses(run(*several_buckets)),
+        rtol=0,
+        atol=1e-5,
     )
     kept = tmp_path / "run.npz"
     run("tiny", "--steps", 2, "--checkpoint", kept)
-    np.testing.assert_allclose(losses(run("tiny", "--checkpoint", kept, ranks=2)), alone[2:], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        losses(run("tiny", "--checkpoint", kept, ranks=2)), alone[2:], rtol=0, atol=1e-5
+    )
     prompt = ["--prompt", split(corpus())[0], "--words", 5]
     texts = [run(kept, *prompt, ranks=ranks, module="inference") for ranks in (0, 2)]
     assert texts[0] == texts[1] and len(texts[0].splitlines()) == 2

@@ -1,4 +1,4 @@
-"""workshop/from_scratch on a simulated GPU: each kernel computes what NumPy does, and whole stages learn the same."""
+"""workshop/from_scratch on a simulated GPU: kernels compute what NumPy does, stages learn alike."""
 
 import inspect
 import re
@@ -35,15 +35,27 @@ def adam(on, w, dw):
 #: name -> shapes of its arrays, or words; the operation, forward and backward, on the module `on`.
 #: Rows are longer than a block has threads, and no tile divides a matrix.
 OPERATIONS = {
-    "add": ([(2, 5, 6), (6,), (2, 5, 6)], lambda on, a, b, dc: (on.add(a, b), *on.add_backward(dc, a, b))),
+    "add": (
+        [(2, 5, 6), (6,), (2, 5, 6)],
+        lambda on, a, b, dc: (on.add(a, b), *on.add_backward(dc, a, b)),
+    ),
     "matmul": ([(2, 5, 6), (6, 7), (2, 5, 7)], matmul),
     "matmul of stacks": ([(2, 2, 3, 6), (2, 2, 6, 5), (2, 2, 3, 5)], matmul),
-    "transpose": ([(2, 3, 4, 5)], lambda on, x: [on.transpose(x, axes) for axes in ((0, 2, 1, 3), (1, 3, 0, 2))]),
-    "gather": ([(5, 6), WORDS, (2, 3, 6)], lambda on, t, i, dy: (on.gather(t, i), on.gather_backward(dy, t, i))),
+    "transpose": (
+        [(2, 3, 4, 5)],
+        lambda on, x: [on.transpose(x, axes) for axes in ((0, 2, 1, 3), (1, 3, 0, 2))],
+    ),
+    "gather": (
+        [(5, 6), WORDS, (2, 3, 6)],
+        lambda on, t, i, dy: (on.gather(t, i), on.gather_backward(dy, t, i)),
+    ),
     "gelu": ([(3, 7), (3, 7)], lambda on, x, dy: (on.gelu(x), on.gelu_backward(dy, x))),
     "layer_norm": (
         [(2, 3, 6), (6,), (6,), (2, 3, 6)],
-        lambda on, x, g, b, dy: (*(kept := on.layer_norm(x, g, b))[:2], *on.layer_norm_backward(dy, g, *kept[1:])),
+        lambda on, x, g, b, dy: (
+            *(kept := on.layer_norm(x, g, b))[:2],
+            *on.layer_norm_backward(dy, g, *kept[1:]),
+        ),
     ),
     "causal_softmax": (
         [(2, 6, 6)] * 2,
@@ -83,7 +95,9 @@ def test_an_operation_computes_what_numpy_does(name):
     assert_right(name)
 
 
-@pytest.mark.parametrize(("name", "kernel", "right", "wrong"), FAULTS, ids=[fault[0] for fault in FAULTS])
+@pytest.mark.parametrize(
+    ("name", "kernel", "right", "wrong"), FAULTS, ids=[fault[0] for fault in FAULTS]
+)
 def test_a_wrong_kernel_is_noticed(name, kernel, right, wrong, monkeypatch):
     source = inspect.getsource(getattr(kernels, kernel).py_func)
     assert right in source
@@ -100,6 +114,7 @@ def test_a_gpu_learns_what_numpy_does_and_its_transfers_are_counted(ranks, monke
     output = run("tiny", "--steps", 2, "--device", "gpu", ranks=ranks)
     np.testing.assert_allclose(losses(output), losses(run("tiny", "--steps", 2)), rtol=0, atol=1e-5)
     weights, words = 4 * 1464, 8 * (2 * 8 // max(ranks, 1) + 4)
-    through_host = 3 * weights if ranks else 0  # what rank 0 broadcasts, and the gradients of two steps
+    # what rank 0 broadcasts, and the gradients of two steps
+    through_host = 3 * weights if ranks else 0
     moved = [int(n.replace(",", "")) for n in re.findall(r"([\d,]+) bytes", output)]
     assert moved == [weights + 2 * words + through_host, 4 * 2 + through_host]

@@ -19,13 +19,23 @@ SHORT = "--model tiny --steps 4 --batch 8".split()
 
 def losses(trainer: str, folder, *options: str, gpu: bool = True) -> list[float]:
     env = {**os.environ, "OMP_NUM_THREADS": "1"} | ({} if gpu else {"CUDA_VISIBLE_DEVICES": ""})
-    command = [sys.executable, "-m", "aiscale", "train", trainer, *SHORT, "--save", str(folder), *options]
+    command = [
+        sys.executable,
+        "-m",
+        "aiscale",
+        "train",
+        trainer,
+        *SHORT,
+        "--save",
+        str(folder),
+        *options,
+    ]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return [line["loss"] for line in read_metrics(folder)]
 
 
-# With a GPU ----------------------------------------------------------------------------------------------------------
+# With a GPU --------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu
@@ -60,13 +70,15 @@ def test_gpt2_355m_reaches_45_percent_of_a_hopper_gpus_peak():
     assert row["mfu"] > (0.45 if any(name in row["device"] for name in ("H100", "H200")) else 0.2)
 
 
-# Without -------------------------------------------------------------------------------------------------------------
+# Without -----------------------------------------------------------------------------------------
 
 
 def test_ranks_share_gpus_only_when_asked_to(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    places = [Launch(launcher="aiscale", rank=r, size=4, local_rank=r, local_size=4) for r in range(4)]
+    places = [
+        Launch(launcher="aiscale", rank=r, size=4, local_rank=r, local_size=4) for r in range(4)
+    ]
     with pytest.raises(ConnectError, match="4 ranks on this node, but torch sees 2 GPUs"):
         pick_device("cuda", places[0])
     assert [pick_device("cuda", place, shared=True).index for place in places] == [0, 1, 0, 1]

@@ -50,7 +50,13 @@ def test_the_script_of_hugging_faces_trainer_saves_what_two_ranks_learned(tmp_pa
 
     (tmp_path / "my_texts").write_text(text := Path(__file__).read_text())
     tokenizer = hugging_face_tokenizer(learn("bpe", [text], bpe_vocab_size=300))
-    shape = {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 64, "vocab_size": len(tokenizer)}
+    shape = {
+        "n_layer": 2,
+        "n_head": 2,
+        "n_embd": 16,
+        "n_positions": 64,
+        "vocab_size": len(tokenizer),
+    }
     before = GPT2LMHeadModel(GPT2Config(**shape))
     for part in (tokenizer, before):
         part.save_pretrained(tmp_path / "before")

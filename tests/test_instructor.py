@@ -1,4 +1,4 @@
-"""The instructor's pages are true: agendas add up, commands run, sections exist, answers are those of the lessons."""
+"""The instructor's pages are true: agendas add up, commands run, sections exist, answers agree."""
 
 from __future__ import annotations
 
@@ -26,10 +26,14 @@ BLOCKS = {path.stem: path.read_text() for path in sorted((WORKSHOP / "blocks").g
 QUIZ = (WORKSHOP / "quiz.html").read_text()
 QUESTIONS = json.loads(re.search(r'id="questions">(.*?)</script>', QUIZ, re.S)[1])
 LESSONS = {notebook.name[:2]: notebook for notebook in lesson.notebooks(root=ROOT / "notebooks")}
-TEXTS = {number: "\n".join(cell.source for cell in lesson.cells) for number, lesson in LESSONS.items()}
+TEXTS = {
+    number: "\n".join(cell.source for cell in lesson.cells) for number, lesson in LESSONS.items()
+}
 
 AGENDAS = {
-    name: [[cell.strip() for cell in line.strip("| ").split("|")] for line in table.splitlines()[2:]]
+    name: [
+        [cell.strip() for cell in line.strip("| ").split("|")] for line in table.splitlines()[2:]
+    ]
     for name, table in re.findall(r"^### (.+)\n\n(\| at \|.*\n(?:\|.*\n)+)", PAGE, re.M)
 }
 DAY = dict.fromkeys(["One day", "Two days, first day", "Two days, second day", "A third day"], 480)
@@ -37,13 +41,17 @@ TOTALS = {"Two hours": 120, "Half a day": 240, **DAY}
 EXERCISES = {  # number: name, minutes
     number: (name, int(minutes))
     for path in (WORKSHOP / "exercises").glob("*.ipynb")
-    for number, name, minutes in re.findall(r"## (\d\d\.\d) · (.+) \(\w+, (\d+) minutes\)", path.read_text())
+    for number, name, minutes in re.findall(
+        r"## (\d\d\.\d) · (.+) \(\w+, (\d+) minutes\)", path.read_text()
+    )
 }
 
 
 def sheet(number: str) -> list[tuple[int, str, str, str]]:
     """Minute, section, what they do and what to cut, in a block's rows."""
-    rows = re.findall(r"^\| (\d+) \| (.+?) \| .*? ?\| .*? ?\| (.*?) ?\| (.*?) ?\|$", BLOCKS[number], re.M)
+    rows = re.findall(
+        r"^\| (\d+) \| (.+?) \| .*? ?\| .*? ?\| (.*?) ?\| (.*?) ?\|$", BLOCKS[number], re.M
+    )
     return [(int(minute), *rest) for minute, *rest in rows]
 
 
@@ -56,15 +64,24 @@ def test_an_agenda_adds_up_to_its_time_and_breaks_after_75_minutes_at_most(name)
         since = now if what in ("break", "lunch") else since
         assert now - since <= 75, what
         if block := re.match(r"\[(\d\d) .*?\]\(\S+\)(?:, without \*(\S+) · (.+)\*)?$", what):
-            cuts = [int(cut.split()[-2]) for *_, do, cut in sheet(block[1]) if f"**{block[2]} · {block[3]}" in do]
-            assert int(minutes) == in_full(block[1]) - sum(cuts) and len(cuts) == bool(block[2]), what
+            cuts = [
+                int(cut.split()[-2])
+                for *_, do, cut in sheet(block[1])
+                if f"**{block[2]} · {block[3]}" in do
+            ]
+            assert int(minutes) == in_full(block[1]) - sum(cuts) and len(cuts) == bool(block[2]), (
+                what
+            )
     assert now - 9 * 60 == TOTALS[name]
 
 
 def in_full(number: str) -> int:
     """A block's minutes with its exercise at its own pace, of which the header counts four."""
     exercise = re.findall(r"exercise \*\*(\S+) · (.+)\*\*, (\d+) minutes", BLOCKS[number])
-    assert len(exercise) == 1 and EXERCISES[exercise[0][0]] == (exercise[0][1], int(exercise[0][2])), exercise
+    assert len(exercise) == 1 and EXERCISES[exercise[0][0]] == (
+        exercise[0][1],
+        int(exercise[0][2]),
+    ), exercise
     return LESSONS[number].header.minutes + int(exercise[0][2]) - 4
 
 
@@ -79,7 +96,9 @@ def test_a_run_sheet_states_its_lessons_minutes_and_asks_for_its_predictions(num
         assert re.search(rf"^#+ {re.escape(section)}$", TEXTS[number], re.M), section
     code = "\n".join(c.source for c in LESSONS[number].cells if "optional" not in tags(c))
     labels = re.findall(r'(?<![.\w])predict\(\s*f?"(.*?)"', code)
-    asked = [guess for *_, do, _ in rows for guess in re.findall(r"\*([^*]+)\*", do.replace("**", ""))]
+    asked = [
+        guess for *_, do, _ in rows for guess in re.findall(r"\*([^*]+)\*", do.replace("**", ""))
+    ]
     assert len(asked) == len(labels)
     for guess, label in zip(asked, labels, strict=True):
         assert re.fullmatch(re.sub(r"\\{.*?\\}", ".*", re.escape(label)), guess), (guess, label)
@@ -87,19 +106,27 @@ def test_a_run_sheet_states_its_lessons_minutes_and_asks_for_its_predictions(num
 
 def test_an_agenda_has_the_lessons_that_its_lessons_need_and_those_up_to_radius_fit_into_a_day():
     assert sum(LESSONS[f"{number:02}"].header.minutes for number in range(9)) <= 480
-    days = {name: [row[2][1:3] for row in rows if "(blocks/" in row[2]] for name, rows in AGENDAS.items()}
+    days = {
+        name: [row[2][1:3] for row in rows if "(blocks/" in row[2]]
+        for name, rows in AGENDAS.items()
+    }
     days["Two days, second day"] = days["Two days, first day"] + days["Two days, second day"]
     days["A third day"] = days["Two days, second day"] + days["A third day"]
     for name, numbers in days.items():
         for at, number in enumerate(numbers):
             needs = LESSONS[number].header.needs
-            assert needs == "nothing" or needs[:2] in numbers[:at], f"{name}: {number} needs {needs}"
+            assert needs == "nothing" or needs[:2] in numbers[:at], (
+                f"{name}: {number} needs {needs}"
+            )
 
 
 def anchors(text: str) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ +(.+)$", text, re.M)
-    return {re.sub(r"[^\w -]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", h)).lower().replace(" ", "-") for h in headings}
+    return {
+        re.sub(r"[^\w -]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", h)).lower().replace(" ", "-")
+        for h in headings
+    }
 
 
 def test_links_and_their_anchors_lead_somewhere():
@@ -112,7 +139,9 @@ def test_links_and_their_anchors_lead_somewhere():
 
 
 PAGES = "\n".join([PAGE, *BLOCKS.values()])
-FENCED = re.findall(r"^((?:make|aiscale) .+)$", "\n".join(re.findall(r"^```\n(.*?)^```", PAGES, re.M | re.S)), re.M)
+FENCED = re.findall(
+    r"^((?:make|aiscale) .+)$", "\n".join(re.findall(r"^```\n(.*?)^```", PAGES, re.M | re.S)), re.M
+)
 COMMANDS = sorted({*FENCED, *re.findall(r"`((?:make|aiscale|jupyterhub) [^`\n]+)`", PAGES)})
 
 
@@ -131,7 +160,9 @@ def clone(tmp_path_factory):
     """The course as a class has it: its files under git, and a site."""
     folder = tmp_path_factory.mktemp("clone")
     files = "git ls-files -co --exclude-standard -- . ':!tests' ':!src'"
-    subprocess.run(f"{files} | tar cf - -T - | tar xf - -C '{folder}'", shell=True, cwd=ROOT, check=True)
+    subprocess.run(
+        f"{files} | tar cf - -T - | tar xf - -C '{folder}'", shell=True, cwd=ROOT, check=True
+    )
     site = "mkdir -p build/site && echo the site > build/site/index.html"
     subprocess.run(f"git init -q && git add . && {site}", shell=True, cwd=folder, check=True)
     return folder
@@ -139,9 +170,13 @@ def clone(tmp_path_factory):
 
 def test_the_quick_commands_of_the_page_do_what_it_says(clone):
     quick = ("make class", "aiscale notebooks --list", "aiscale plan --model")
-    for command in [command for command in COMMANDS if command.startswith(quick) and "WHEELS" not in command]:
+    for command in [
+        command for command in COMMANDS if command.startswith(quick) and "WHEELS" not in command
+    ]:
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        done = subprocess.run(command, shell=True, cwd=clone, env={**os.environ, "PATH": path}, capture_output=True)
+        done = subprocess.run(
+            command, shell=True, cwd=clone, env={**os.environ, "PATH": path}, capture_output=True
+        )
         assert done.returncode == 0 and done.stdout, (command, done.stderr)
 
 
@@ -157,13 +192,15 @@ ANSWERS = {
     "bubble %": f"{100 * cost.bubble('1f1b', 4, 12):g}",
     "checkpoint GB": f"{10 * (1 + 2):g}",  # weights and two moments
     "top-k / dense": "several times as much"
-    if cost.wire_bytes("all_gather", 64 * 0.1 * 8, world=64) > 3 * cost.wire_bytes("all_reduce", 4, world=64)
+    if cost.wire_bytes("all_gather", 64 * 0.1 * 8, world=64)
+    > 3 * cost.wire_bytes("all_reduce", 4, world=64)
     else "",
 }
 
 
 def test_each_answer_of_the_quiz_is_said_in_its_lesson_and_computed_where_it_is_a_number():
-    assert len(QUESTIONS) == 10 and {q["lesson"] for q in QUESTIONS} == set("00 01 02 03 04 05 06 08 09".split())
+    assert len(QUESTIONS) == 10
+    assert {q["lesson"] for q in QUESTIONS} == set("00 01 02 03 04 05 06 08 09".split())
     assert {q["computed"] for q in QUESTIONS if "computed" in q} == set(ANSWERS)
     for question in QUESTIONS:
         assert question["says"] in TEXTS[question["lesson"]], question["says"]
@@ -190,23 +227,35 @@ def test_a_participant_answers_twice_and_sees_both_beside_each_other(tmp_path):
         page.goto((WORKSHOP / "quiz.html").as_uri())
         page.wait("document.querySelectorAll('fieldset').length === 10")
 
-        def kept() -> bool:  # Chromium's storage is another process, which a page that goes at once may not reach
-            page.evaluate(ANSWER.replace("%s", "false", 1).replace("%s", str(right)))  # every second question
-            assert "Before: 5 of 10." in page.text() and "2 (n - 1)" not in page.text(), "the answers come later"
+        # Chromium's storage is another process, which a page that goes at once may not reach
+        def kept() -> bool:
+            # every second question
+            page.evaluate(ANSWER.replace("%s", "false", 1).replace("%s", str(right)))
+            assert "Before: 5 of 10." in page.text() and "2 (n - 1)" not in page.text(), (
+                "the answers come later"
+            )
             page.evaluate("window.before = true; location.reload()")
             page.wait("!window.before && document.querySelector('fieldset, #result button')")
             return page.evaluate("!!document.querySelector('#result button')")
 
         wait_until(kept, 60, "the answers are kept")
         page.evaluate("document.querySelector('#result button').click()")
-        page.evaluate(ANSWER.replace("%s", "true", 1).replace("%s", str([*right[:9], 4])))  # "I do not know" at last
-        assert "Before: 5 of 10. After: 9 of 10." in page.text() and "2 (n - 1) / n times the buffer" in page.text()
+        # "I do not know" at last
+        page.evaluate(ANSWER.replace("%s", "true", 1).replace("%s", str([*right[:9], 4])))
+        assert (
+            "Before: 5 of 10. After: 9 of 10." in page.text()
+            and "2 (n - 1) / n times the buffer" in page.text()
+        )
         line = page.evaluate("document.getElementById('line').value")
         assert line == "before 1010101010 after 1111111110"
         box = "document.getElementById('lines')"
         page.evaluate(f"{box}.value = '{line}\\\\n{line}'; {box}.oninput({{target: {box}}})")
-        table = page.evaluate("[...document.querySelectorAll('#class tr')].map(row => row.textContent)")
+        table = page.evaluate(
+            "[...document.querySelectorAll('#class tr')].map(row => row.textContent)"
+        )
         assert table[1:3] == ["1 (lesson 00)2 of 22 of 2", "2 (lesson 00)0 of 22 of 2"]
         page.goto((WORKSHOP / "quiz.html").as_uri() + "?lessons=00,03")
         page.wait("document.querySelectorAll('fieldset').length === 3")
-        assert "no_sync" in page.text() and "GPT-2" not in page.text(), "only what these lessons answer"
+        assert "no_sync" in page.text() and "GPT-2" not in page.text(), (
+            "only what these lessons answer"
+        )

@@ -1,4 +1,4 @@
-"""workshop/join_class.sh: a participant gets copies, corpora, variables and a kernel, and then a class runs."""
+"""workshop/join_class.sh: a participant gets copies, corpora, variables, a kernel; a class runs."""
 
 from __future__ import annotations
 
@@ -49,18 +49,28 @@ def join(shared: Path, home: Path, **env: str) -> subprocess.CompletedProcess:
 
 
 def test_a_participant_gets_own_copies_shared_corpora_variables_and_a_kernel(shared, tmp_path):
-    done = join(shared, tmp_path / "ada", AISCALE_CORPORA=str(shared / "corpora"), SBATCH_RESERVATION="class")
+    done = join(
+        shared,
+        tmp_path / "ada",
+        AISCALE_CORPORA=str(shared / "corpora"),
+        SBATCH_RESERVATION="class",
+    )
     assert done.returncode == 0, done.stderr
     mine = tmp_path / "ada/aiscale-class"
     lessons = {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
     assert {path.name for path in (mine / "notebooks").iterdir() if path.is_file()} >= lessons
-    assert (mine / "workshop/exercises/03_ddp.ipynb").is_file() and not (mine / "workshop/solutions").exists()
+    assert (mine / "workshop/exercises/03_ddp.ipynb").is_file()
+    assert not (mine / "workshop/solutions").exists()
     assert os.readlink(mine / "corpora") == str(shared / "corpora")
-    shown = subprocess.run(["bash", "-c", "source class.sh; env"], cwd=mine, capture_output=True, text=True).stdout
+    shown = subprocess.run(
+        ["bash", "-c", "source class.sh; env"], cwd=mine, capture_output=True, text=True
+    ).stdout
     wanted = ("SBATCH_ACCOUNT=m1234", "SBATCH_RESERVATION=class", "AISCALE_ENGINES=slurm")
     for line in wanted:
         assert line in shown.splitlines(), shown
-    assert "SBATCH_QOS" not in shown and "SBATCH_CONSTRAINT" not in shown, "they win over a launcher's lines"
+    assert "SBATCH_QOS" not in shown and "SBATCH_CONSTRAINT" not in shown, (
+        "they win over a launcher's lines"
+    )
     start = (tmp_path / "ada/.local/share/jupyter/kernels/aiscale-class/start.sh").read_text()
     assert (
         "module load pytorch" in start
@@ -82,8 +92,14 @@ def test_joining_again_adds_what_is_new_and_keeps_what_was_changed(shared, tmp_p
 @pytest.mark.parametrize(
     "env, told",
     [
-        ({"SBATCH_ACCOUNT": ""}, "no account: the instructor enters it in .*join_class.sh, or export SBATCH_ACCOUNT"),
-        ({"AISCALE_CLASS": "/proc/x"}, "/proc/x cannot be made: export AISCALE_CLASS=FOLDER, which all nodes see"),
+        (
+            {"SBATCH_ACCOUNT": ""},
+            "no account: the instructor enters it in .*join_class.sh, or export SBATCH_ACCOUNT",
+        ),
+        (
+            {"AISCALE_CLASS": "/proc/x"},
+            "/proc/x cannot be made: export AISCALE_CLASS=FOLDER, which all nodes see",
+        ),
     ],
 )
 def test_what_a_class_lacks_is_named_in_one_line(shared, tmp_path, env, told):

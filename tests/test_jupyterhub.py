@@ -1,4 +1,4 @@
-"""JupyterHub as workshop/jupyterhub_config.py sets it up: for accounts, for a class, as jobs; and it starts."""
+"""JupyterHub by workshop/jupyterhub_config.py: for accounts, for a class, as jobs; it starts."""
 
 from __future__ import annotations
 
@@ -39,19 +39,28 @@ def configured(folder: Path, uid: int, file: Path = CONFIGURATION, **settings: s
 
 def test_a_hub_of_root_uses_accounts_and_any_other_a_class_password(tmp_path, capsys):
     for_accounts = configured(tmp_path, 0, AISCALE_HUB_ADMINS="ada")
-    assert for_accounts.JupyterHub.authenticator_class == "pam" and for_accounts.Authenticator.admin_users == {"ada"}
+    assert (
+        for_accounts.JupyterHub.authenticator_class == "pam"
+        and for_accounts.Authenticator.admin_users == {"ada"}
+    )
     assert for_accounts.JupyterHub.spawner_class == "jupyterhub.spawner.LocalProcessSpawner"
     assert "nobody is held to memory or cores: pip install" in capsys.readouterr().err
     for_a_class = configured(tmp_path, 1000)
     password = (tmp_path / "hub/password").read_text().strip()
     assert for_a_class.SharedPasswordAuthenticator.user_password == password and len(password) >= 12
-    assert configured(tmp_path, 1000).SharedPasswordAuthenticator.user_password == password, "it stays"
+    assert configured(tmp_path, 1000).SharedPasswordAuthenticator.user_password == password, (
+        "it stays"
+    )
     assert password not in capsys.readouterr().err
 
 
 def test_the_hub_serves_the_network_only_with_a_certificate(tmp_path):
     assert configured(tmp_path, 0).JupyterHub.bind_url == "http://127.0.0.1:8000"
-    both = {"AISCALE_HUB_CERTIFICATE": "/c.pem", "AISCALE_HUB_KEY": "/k.pem", "AISCALE_HUB_PORT": "443"}
+    both = {
+        "AISCALE_HUB_CERTIFICATE": "/c.pem",
+        "AISCALE_HUB_KEY": "/k.pem",
+        "AISCALE_HUB_PORT": "443",
+    }
     assert configured(tmp_path, 0, **both).JupyterHub.bind_url == "https://:443"
     with pytest.raises(SystemExit, match="belong together"):
         configured(tmp_path, 0, AISCALE_HUB_KEY="/k.pem")
@@ -63,16 +72,25 @@ def test_with_an_account_of_slurm_each_server_is_a_job(tmp_path, monkeypatch):
     checkout.symlink_to(ROOT)
     (tmp_path / "an environment/bin").mkdir(parents=True)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "an environment/bin/python"))
-    asked = {"AISCALE_HUB_SLURM": "abc123", "AISCALE_HUB_SBATCH": "-p small", "AISCALE_HUB_TIME": "30:00"}
+    asked = {
+        "AISCALE_HUB_SLURM": "abc123",
+        "AISCALE_HUB_SBATCH": "-p small",
+        "AISCALE_HUB_TIME": "30:00",
+    }
     hub = configured(tmp_path, 0, checkout / "workshop/jupyterhub_config.py", **asked)
     assert hub.JupyterHub.spawner_class == "batchspawner.SlurmSpawner"
     assert hub.SlurmSpawner.req_options == "--account=abc123 -p small"
     assert (hub.SlurmSpawner.req_runtime, hub.SlurmSpawner.req_memory) == ("30:00", "2G")
-    assert shlex.split(hub.SlurmSpawner.batchspawner_singleuser_cmd)[0].endswith("/batchspawner-singleuser")
+    assert shlex.split(hub.SlurmSpawner.batchspawner_singleuser_cmd)[0].endswith(
+        "/batchspawner-singleuser"
+    )
     script = f'{hub.SlurmSpawner.req_prologue}\necho "$PATH"'
-    done = subprocess.run(["bash", "-euc", script], cwd=tmp_path, check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", "-euc", script], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
     assert done.stdout.startswith(f"{tmp_path}/an environment/bin:")
-    assert (tmp_path / "notebooks/04_zero.ipynb").exists() and (tmp_path / "workshop/exercises/03_ddp.ipynb").exists()
+    assert (tmp_path / "notebooks/04_zero.ipynb").exists()
+    assert (tmp_path / "workshop/exercises/03_ddp.ipynb").exists()
 
 
 @pytest.mark.extended
@@ -90,7 +108,12 @@ def test_the_hub_starts_with_its_configuration_and_asks_for_a_name(tmp_path):
     env |= {"AISCALE_HUB": str(tmp_path / "hub"), "AISCALE_HUB_PORT": str(ports[0])}
     env.setdefault("NODE_PATH", "/usr/share/nodejs")
     hub = subprocess.Popen(
-        [jupyterhub, "-f", config], env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [jupyterhub, "-f", config],
+        env=env,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     address = f"http://127.0.0.1:{ports[0]}/hub"
 
@@ -103,7 +126,10 @@ def test_the_hub_starts_with_its_configuration_and_asks_for_a_name(tmp_path):
 
     try:
         wait_until(answers, 90, "the hub answers")
-        assert 'name="username"' in urllib.request.urlopen(f"{address}/login", timeout=30).read().decode()
+        assert (
+            'name="username"'
+            in urllib.request.urlopen(f"{address}/login", timeout=30).read().decode()
+        )
     finally:
         os.killpg(hub.pid, signal.SIGINT)
         hub.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""A participant in JupyterLab, in a real browser: a wrong answer, a hint, the right answer, the tick and the card."""
+"""A participant in JupyterLab, in a real browser: wrong answer, hint, right answer, tick, card."""
 
 from __future__ import annotations
 
@@ -28,13 +28,28 @@ KERNEL = "jupyterapp.shell.currentWidget.sessionContext.session.kernel"
 @contextmanager
 def jupyterlab(root: Path, home: Path) -> Iterator[str]:
     """JupyterLab over a folder, with settings of nobody; the address of its pages."""
-    command = [Path(sys.executable).with_name("jupyter-lab"), "--no-browser", "--allow-root", "--ServerApp.port=0"]
-    command += ["--IdentityProvider.token=", "--LabApp.expose_app_in_browser=True", f"--ServerApp.root_dir={root}"]
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("JUPYTER", "AISCALE_"))}
+    command = [
+        Path(sys.executable).with_name("jupyter-lab"),
+        "--no-browser",
+        "--allow-root",
+        "--ServerApp.port=0",
+    ]
+    command += [
+        "--IdentityProvider.token=",
+        "--LabApp.expose_app_in_browser=True",
+        f"--ServerApp.root_dir={root}",
+    ]
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("JUPYTER", "AISCALE_"))
+    }
     places = {f"JUPYTER_{kind}_DIR": str(home / kind) for kind in ("CONFIG", "DATA", "RUNTIME")}
     places |= {"JUPYTERLAB_SETTINGS_DIR": str(home), "JUPYTERLAB_WORKSPACES_DIR": str(home)}
     with (home / "log").open("wb") as log:
-        server = subprocess.Popen(command, cwd=root, env=env | places, stdout=log, stderr=log, start_new_session=True)
+        server = subprocess.Popen(
+            command, cwd=root, env=env | places, stdout=log, stderr=log, start_new_session=True
+        )
     try:
         yield _address(server, home)
     finally:
@@ -66,7 +81,9 @@ class Person:
     def go_to(self, text: str) -> None:
         """Into the code cell that begins with this, at its end."""
         self.at = next(i for i, source in enumerate(self.cells) if source.startswith(text))
-        self.page.evaluate(f"void ({CONTENT}.activeCellIndex = {self.at}, {CONTENT}.mode = 'command')")
+        self.page.evaluate(
+            f"void ({CONTENT}.activeCellIndex = {self.at}, {CONTENT}.mode = 'command')"
+        )
         self.page.evaluate(f"{CONTENT}.scrollToItem({self.at})")
         self.page.evaluate(f"void ({CONTENT}.mode = 'edit')")
         editor = f"{CONTENT}.widgets[{self.at}].node.querySelector('.cm-content')"
@@ -84,7 +101,8 @@ class Person:
         prompt = f"{cell}.node.querySelector('.jp-InputPrompt').textContent"
         before = self.page.evaluate(prompt)
         self.page.press("Shift+Enter")
-        self.page.wait(f"/[0-9]/.test({prompt}) && {prompt} !== {json.dumps(before)}")  # it is [*]: while it runs
+        # it is [*]: while it runs
+        self.page.wait(f"/[0-9]/.test({prompt}) && {prompt} !== {json.dumps(before)}")
         for text in sees:
             self.page.wait(f"{cell}.outputArea.node.innerText.includes({json.dumps(text)})")
 
@@ -96,9 +114,14 @@ def test_a_participant_answers_wrongly_reads_a_hint_answers_rightly_and_sees_the
     home.mkdir()
     for folder in ("exercises", "graders"):  # as `make class` gives it: without solutions
         shutil.copytree(WORKSHOP / folder, root / "workshop" / folder)
-    cells = ["".join(c["source"]) for c in json.loads((WORKSHOP / f"exercises/{LESSON}.ipynb").read_text())["cells"]]
+    cells = [
+        "".join(c["source"])
+        for c in json.loads((WORKSHOP / f"exercises/{LESSON}.ipynb").read_text())["cells"]
+    ]
     _, task = workbooks.find("03.1")
-    message, wrong = next((message, source) for _, message, source in task.refused if "\n" not in source)
+    message, wrong = next(
+        (message, source) for _, message, source in task.refused if "\n" not in source
+    )
     with jupyterlab(root, home) as address, Browser(tmp_path) as browser:
         page = browser.page()
         page.goto(f"{address}lab/tree/workshop/exercises/{LESSON}.ipynb")
@@ -124,5 +147,6 @@ def test_a_participant_answers_wrongly_reads_a_hint_answers_rightly_and_sees_the
         person.go_to("ranks.stop()")
         person.run("1 of 1 exercises that you tried are done")
         page.screenshot(PICTURE)
-    kept = json.loads((root / "progress/card.json").read_text())["lessons"][LESSON]["exercises"]["03.1"]
+    card = json.loads((root / "progress/card.json").read_text())
+    kept = card["lessons"][LESSON]["exercises"]["03.1"]
     assert (kept["state"], kept["tries"], kept["hints"], kept["solution"]) == ("right", 2, 1, False)

@@ -1,4 +1,4 @@
-"""`aiscale kernel`: a Jupyter kernel that loads a site's modules, activates the environment, and then runs Python."""
+"""`aiscale kernel`: a Jupyter kernel that loads a site's modules and environment, then Python."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from ranks import wait_until
 
 #: A `module` that records its arguments; bash takes the function from the environment.
 MODULE = {"BASH_FUNC_module%%": '() { echo "$*" >> "$MODULE_CALLS"; }'}
-#: Kernels listen on files in their starting folder: another process may take a port before the kernel does.
+#: Kernels listen on files in their starting folder: another process may take a port before the
+#: kernel does.
 SOCKETS = Config({"KernelManager": {"transport": "ipc", "ip": "kernel"}})
 
 
@@ -46,21 +47,41 @@ def test_a_notebook_runs_in_the_installed_kernel_with_modules_environment_and_si
     said = capsys.readouterr()
     assert said.out.strip() == str(home / "data/kernels/aiscale-frontier")
     assert "'aiscale, Frontier (OLCF)'" in said.err
-    code = "import sys, os, shutil; print(sys.prefix, os.environ['AISCALE_SITE'], shutil.which('python'), "
+    code = "import sys, os, shutil; print(sys.prefix, os.environ['AISCALE_SITE'], "
+    code += "shutil.which('python'), "
     code += "oct(os.stat(os.path.dirname(os.environ['TORCH_EXTENSIONS_DIR'])).st_mode))"
     notebook = v4.new_notebook(cells=[v4.new_code_cell(code)])
-    NotebookClient(notebook, kernel_name="aiscale-frontier", timeout=60, iopub_timeout=60, config=SOCKETS).execute()
-    assert notebook.cells[0].outputs[0].text.split() == [sys.prefix, "frontier", f"{sys.prefix}/bin/python", "0o40700"]
+    NotebookClient(
+        notebook, kernel_name="aiscale-frontier", timeout=60, iopub_timeout=60, config=SOCKETS
+    ).execute()
+    assert notebook.cells[0].outputs[0].text.split() == [
+        sys.prefix,
+        "frontier",
+        f"{sys.prefix}/bin/python",
+        "0o40700",
+    ]
     loaded = (home / "modules.txt").read_text()
-    assert loaded.index("load PrgEnv-gnu") < loaded.index(" rocm/") < loaded.index(" rccl-net-plugin")
+    assert (
+        loaded.index("load PrgEnv-gnu") < loaded.index(" rocm/") < loaded.index(" rccl-net-plugin")
+    )
 
 
 def test_a_kernel_brings_variables_into_notebooks(home):
-    words = ["kernel", "install", "--site", "none", "--env", "SBATCH_ACCOUNT=abc123", "--env", "A_FEW=it's 1=1"]
+    words = [
+        "kernel",
+        "install",
+        "--site",
+        "none",
+        "--env",
+        "SBATCH_ACCOUNT=abc123",
+        "--env",
+        "A_FEW=it's 1=1",
+    ]
     assert cli.main(words) == 0
     start = home / "data/kernels/aiscale/start.sh"
     shown = subprocess.run(
-        [start, "-c", "import os; print(os.environ['SBATCH_ACCOUNT'], os.environ['A_FEW'])"], capture_output=True
+        [start, "-c", "import os; print(os.environ['SBATCH_ACCOUNT'], os.environ['A_FEW'])"],
+        capture_output=True,
     )
     assert shown.stdout == b"abc123 it's 1=1\n"
 
@@ -72,7 +93,12 @@ def test_nobody_else_can_read_the_variables_of_a_kernel(home, capsys):
     assert modes == {"aiscale": 0o700, "start.sh": 0o700, "kernel.json": 0o600}
     capsys.readouterr()
     shared = str(home / "class")
-    assert cli.main(["kernel", "install", "--site", "none", "--env", "TOKEN=secret", "--prefix", shared]) == 0
+    assert (
+        cli.main(
+            ["kernel", "install", "--site", "none", "--env", "TOKEN=secret", "--prefix", shared]
+        )
+        == 0
+    )
     assert f"All who can read {shared} can read TOKEN." in capsys.readouterr().err
 
 
@@ -81,7 +107,8 @@ def test_a_kernel_of_a_site_of_ones_own_names_its_profile_to_cluster_start(home)
     (home / "it's mine.toml").write_text(text.replace('name = "generic"', 'name = "mine"'))
     assert cli.main(["kernel", "install", "--site", "it's mine.toml"]) == 0
     start = home / "data/kernels/aiscale-mine/start.sh"
-    code = "from aiscale.hpc.sites import here; import os; print(here().name, os.environ['AISCALE_SITE'])"
+    code = "from aiscale.hpc.sites import here; import os; "
+    code += "print(here().name, os.environ['AISCALE_SITE'])"
     elsewhere = home / "data"  # a notebook may lie in another folder than the profile
     shown = subprocess.run([start, "-c", code], capture_output=True, text=True, cwd=elsewhere)
     assert shown.stdout == f"mine {home}/it's mine.toml\n", shown.stderr
@@ -113,7 +140,9 @@ def test_an_interrupt_reaches_python_through_the_start_script(home):
 def test_start_scripts_are_sound_bash(tmp_path, name):
     (tmp_path / "it's an environment/bin").mkdir(parents=True)
     (tmp_path / "it's an environment/bin/python").touch()
-    text = start_script("mine", tmp_path / "it's an environment", site(name) if name else None, "", {})
+    text = start_script(
+        "mine", tmp_path / "it's an environment", site(name) if name else None, "", {}
+    )
     (tmp_path / "start.sh").write_text(text)
     assert subprocess.run(["bash", "-n", tmp_path / "start.sh"]).returncode == 0
     assert "/tmp/$" not in text, "whoever makes a folder there first can put code into it"
@@ -126,7 +155,16 @@ def test_start_scripts_are_sound_bash(tmp_path, name):
 def test_a_kernel_for_a_class_is_readable_by_all_and_writable_by_its_owner_only(home):
     mask = os.umask(0o077)
     try:
-        words = ["kernel", "install", "--site", "none", "--prefix", str(home / "class"), "--name", "mine"]
+        words = [
+            "kernel",
+            "install",
+            "--site",
+            "none",
+            "--prefix",
+            str(home / "class"),
+            "--name",
+            "mine",
+        ]
         assert cli.main(words) == cli.main(words) == 0, "the second replaces the first"
     finally:
         os.umask(mask)
@@ -139,7 +177,10 @@ def test_a_kernel_for_a_class_is_readable_by_all_and_writable_by_its_owner_only(
     ("argv", "told"),
     [
         (["--name", "a/b"], "Invalid kernel name 'a/b'"),
-        (["--environment", "/nowhere"], "environment /nowhere has no bin/python: name a venv or conda environment"),
+        (
+            ["--environment", "/nowhere"],
+            "environment /nowhere has no bin/python: name a venv or conda environment",
+        ),
         (["--site", "frontir"], "unknown site 'frontir': did you mean frontier?"),
         (["--prefix", "/proc/none"], "name another folder with --prefix"),
     ],

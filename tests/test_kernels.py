@@ -21,7 +21,7 @@ def by_onednn(monkeypatch):
     monkeypatch.setattr(kernels, "MIN_WEIGHTS", 1)
 
 
-# Linear layers -------------------------------------------------------------------------------------------------------
+# Linear layers -----------------------------------------------------------------------------------
 
 
 def gradients(layer: torch.nn.Linear, x: torch.Tensor) -> list[torch.Tensor]:
@@ -34,7 +34,9 @@ def gradients(layer: torch.nn.Linear, x: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(40, 24), (3, 17, 24), (0, 24)])
-def test_products_by_onednn_give_the_plain_layers_values_and_gradients(shape, bias, by_onednn, monkeypatch):
+def test_products_by_onednn_give_the_plain_layers_values_and_gradients(
+    shape, bias, by_onednn, monkeypatch
+):
     torch.manual_seed(0)
     fast = Linear(24, 36, bias=bias)
     plain = torch.nn.Linear(24, 36, bias=bias)
@@ -59,12 +61,13 @@ def test_torchs_flop_counter_sees_the_products_by_onednn(by_onednn, monkeypatch)
     assert counts[0] == counts[1] > 0
 
 
-# Attention -----------------------------------------------------------------------------------------------------------
+# Attention ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 130])
 def test_attention_by_heads_gives_the_fused_kernels_value_and_gradients(tokens, monkeypatch):
-    monkeypatch.setattr(kernels._AttentionByHeads, "CHUNK", 4 * tokens**2)  # 4 and 2 heads at a time
+    # 4 and 2 heads at a time
+    monkeypatch.setattr(kernels._AttentionByHeads, "CHUNK", 4 * tokens**2)
     torch.manual_seed(0)
     qkv, d_y = torch.randn(3, 2, 3, tokens, 16).bfloat16(), torch.randn(2, 3, tokens, 16).bfloat16()
 
@@ -72,7 +75,10 @@ def test_attention_by_heads_gives_the_fused_kernels_value_and_gradients(tokens, 
         inputs = [x.to(dtype).requires_grad_() for x in qkv]
         y = attention(*inputs)
         results = [y.detach(), *torch.autograd.grad(y, inputs, d_y.to(dtype))]
-        return [(r.double() - e).norm() / e.norm().clamp(min=1.0) for r, e in zip(results, exact, strict=True)]
+        return [
+            (r.double() - e).norm() / e.norm().clamp(min=1.0)
+            for r, e in zip(results, exact, strict=True)
+        ]
 
     def fused(q, k, v):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -80,17 +86,20 @@ def test_attention_by_heads_gives_the_fused_kernels_value_and_gradients(tokens, 
     inputs = [x.double().requires_grad_() for x in qkv]
     y = fused(*inputs)
     exact = [y.detach(), *torch.autograd.grad(y, inputs, d_y.double())]
-    ours, torchs = relative_errors(torch.bfloat16, kernels.causal_attention), relative_errors(torch.bfloat16, fused)
+    ours = relative_errors(torch.bfloat16, kernels.causal_attention)
+    torchs = relative_errors(torch.bfloat16, fused)
     assert all(a < 2**-7 and a < 2 * b + 1e-3 for a, b in zip(ours, torchs, strict=True))
 
 
-# The loss ------------------------------------------------------------------------------------------------------------
+# The loss ----------------------------------------------------------------------------------------
 
 
 def test_chunked_cross_entropy_equals_the_plain_one_in_value_and_gradient(monkeypatch):
-    monkeypatch.setattr(_ChunkedCrossEntropy, "CHUNK_BYTES", 0)  # chunks of at most 256 tokens: 3 of 640
+    # chunks of at most 256 tokens: 3 of 640
+    monkeypatch.setattr(_ChunkedCrossEntropy, "CHUNK_BYTES", 0)
     torch.manual_seed(0)
-    hidden, weight = torch.randn(5, 128, 16, dtype=torch.float64), torch.randn(301, 16, dtype=torch.float64)
+    hidden = torch.randn(5, 128, 16, dtype=torch.float64)
+    weight = torch.randn(301, 16, dtype=torch.float64)
     targets = torch.randint(0, 301, (5, 128))
     results = []
     for loss_of in (cross_entropy, cross_entropy_plain):

@@ -1,8 +1,8 @@
-"""Shipped launchers train to the end, unmodified, under a real Slurm, with the losses of the same run without it.
+"""Shipped launchers train to the end, unmodified, under a real Slurm, with the losses without it.
 
-They run on two virtual nodes of each site (launchers/rehearsal), one process per rank, with a tiny model by options
-behind the file's name. The environment that a launcher activates belongs to the test: its `python` runs
-this one, after recording where it was started and with which variables.
+They run on two virtual nodes of each site (launchers/rehearsal), one process per rank, with a tiny
+model by options behind the file's name. The environment that a launcher activates belongs to the
+test: its `python` runs this one, after recording where it was started and with which variables.
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ TINY += " --held-out 0.1 --evaluate-every 2 --evaluate-batches 1"
 
 #: the environment's python; the launcher's own process has no SLURM_STEP_ID
 NOTING = f"""#!/bin/sh
-echo "$SLURM_STEP_ID $SLURM_PROCID $SLURM_LOCALID $(hostname) cuda=$CUDA_VISIBLE_DEVICES rocr=$ROCR_VISIBLE_DEVICES" \\
+echo "$SLURM_STEP_ID $SLURM_PROCID $SLURM_LOCALID $(hostname)" \\
+  "cuda=$CUDA_VISIBLE_DEVICES rocr=$ROCR_VISIBLE_DEVICES" \\
   "master=$MASTER_ADDR from=$(dirname "$0")" >> "$SEATS"
 exec {shlex.quote(sys.executable)} "$@"
 """
 
-#: replaces it where only the job's end matters: all ranks but the first are frozen, and woken only to be killed
+#: replaces it where only the job's end matters: all ranks but the first are frozen, and woken only
+#: to be killed
 FROZEN = """#!/bin/bash
 case "$*" in *"-m aiscale.hpc.job"*) exec @python@ "$@" ;; esac
 [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0
@@ -82,7 +84,9 @@ def packed(place: Path) -> Path:
     return path
 
 
-def launched(nodes: Cluster, lesson: str, place: Path, more: str = "", *, env=None, folder=None) -> Ended:
+def launched(
+    nodes: Cluster, lesson: str, place: Path, more: str = "", *, env=None, folder=None
+) -> Ended:
     """Submit a site's unmodified launcher with a tiny model, and wait for it to complete."""
     path = (folder or ROOT / "launchers" / nodes.settings.site.name) / f"{lesson}.sbatch"
     words = [*TINY.split(), *more.split(), "--text", TEXT]
@@ -92,24 +96,41 @@ def launched(nodes: Cluster, lesson: str, place: Path, more: str = "", *, env=No
     state = nodes.wait(job, timeout_s=900)
     said = (place / f"{lesson}-{job}.out").read_text()
     assert state == "COMPLETED", said
-    assert re.search(r"^ *\d+: (yes|no): ", said, re.M), "the doctor has looked; on a busy machine it may say no"
+    assert re.search(r"^ *\d+: (yes|no): ", said, re.M), (
+        "the doctor has looked; on a busy machine it may say no"
+    )
     calls = nodes.calls()[before:]
-    [train] = [call.args for call in calls if call.program == "srun" and "aiscale.train." in " ".join(call.args)]
+    [train] = [
+        call.args
+        for call in calls
+        if call.program == "srun" and "aiscale.train." in " ".join(call.args)
+    ]
     lines = (place / "seats").read_text().splitlines()
-    seats = [line.split() for line in lines if not line.startswith(" ")]  # of ranks, not of the batch script
+    # of ranks, not of the batch script
+    seats = [line.split() for line in lines if not line.startswith(" ")]
     last = max(int(words[0]) for words in seats)
-    ranks = sorted((words for words in seats if int(words[0]) == last), key=lambda words: int(words[1]))
+    ranks = sorted(
+        (words for words in seats if int(words[0]) == last), key=lambda words: int(words[1])
+    )
     return Ended(said, calls, ranks, [*train])
 
 
 def seats_of(ended: Ended, per_node: int, **told: str | list[str]) -> None:
-    """Check that every rank is on its node and has its site's variables; `told`: one value, or one per local rank."""
+    """Check that every rank is on its node and has its site's variables.
+    `told`: one value, or one per local rank."""
     assert len(ended.seats) == 2 * per_node
     for rank, (_, number, local, node, *words) in enumerate(ended.seats):
-        assert [number, local, node] == [str(rank), str(rank % per_node), f"node{rank // per_node + 1}"]
+        assert [number, local, node] == [
+            str(rank),
+            str(rank % per_node),
+            f"node{rank // per_node + 1}",
+        ]
         found = dict(word.split("=") for word in words)
         for key, value in told.items():
-            assert found[key] == (value[rank % per_node] if isinstance(value, list) else value), (rank, words)
+            assert found[key] == (value[rank % per_node] if isinstance(value, list) else value), (
+                rank,
+                words,
+            )
 
 
 def losses_equal_those_without_slurm(ended: Ended, ranks: int, place: Path) -> None:
@@ -118,7 +139,9 @@ def losses_equal_those_without_slurm(ended: Ended, ranks: int, place: Path) -> N
     there, words[at] = Path(words[at]), str(place / "without")
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     trainer = module.removeprefix("aiscale.train.")
-    done = forked(["-m", "aiscale", "train", trainer, *words, f"--nproc={ranks}"], env=env, timeout=600)
+    done = forked(
+        ["-m", "aiscale", "train", trainer, *words, f"--nproc={ranks}"], env=env, timeout=600
+    )
     assert done.returncode == 0, done.stderr
     with_slurm, without = losses(there), losses(place / "without")
     assert len(with_slurm) == 5, "three steps and two evaluations"
@@ -130,14 +153,21 @@ def losses(run: Path) -> list[tuple[str, int, float]]:
     return [(row["kind"], row["step"], row["loss"]) for row in rows]
 
 
-def test_ddp_at_frontier_from_an_environment_that_sbcast_packs_onto_each_nodes_nvme(frontier, place):
+def test_ddp_at_frontier_from_an_environment_that_sbcast_packs_onto_each_nodes_nvme(
+    frontier, place
+):
     archive = packed(place)
     ended = launched(frontier, "ddp", place, env={"AISCALE_ENVIRONMENT": str(archive)})
     fast = f"/mnt/bb/{user_name()}/env"
     assert ended.asked("sbcast") == [("--preserve", "--force", str(archive), f"{fast}.tar.gz")]
     modules = [word for args in ended.asked("module") if args[0] == "load" for word in args[1:]]
-    assert modules.index("rocm/7.1.1") < modules.index("rccl-net-plugin"), "the plugin must find rocm"
-    assert {call.node for call in ended.calls if call.program == "conda-unpack"} == {"node1", "node2"}
+    assert modules.index("rocm/7.1.1") < modules.index("rccl-net-plugin"), (
+        "the plugin must find rocm"
+    )
+    assert {call.node for call in ended.calls if call.program == "conda-unpack"} == {
+        "node1",
+        "node2",
+    }
     seats_of(
         ended,
         8,
@@ -169,7 +199,9 @@ def test_other_strategies_at_perlmutter_with_the_sites_module(perlmutter, place,
     [reset, (load, module)] = ended.asked("module")
     assert reset == ("reset",) and load == "load" and module.startswith("pytorch")
     train = [word for word in ended.words if word.startswith("--")]
-    assert {"--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=32", "--gpus-per-node=4"} <= set(train)
+    assert {"--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=32", "--gpus-per-node=4"} <= set(
+        train
+    )
     seats_of(ended, 4, cuda="3,2,1,0", master="node1", **{"from": f"{place}/.venv/bin"})
     losses_equal_those_without_slurm(ended, 8, place)
 
@@ -181,43 +213,62 @@ def test_forge_at_frontier(frontier, place, size):
     losses_equal_those_without_slurm(ended, 16, place)
 
 
-def test_hugging_faces_trainer_at_perlmutter_prints_the_losses_that_it_prints_by_torchrun(perlmutter, place):
+def test_hugging_faces_trainer_at_perlmutter_prints_the_losses_that_it_prints_by_torchrun(
+    perlmutter, place
+):
     from transformers import GPT2Config, GPT2LMHeadModel  # seconds, of which other tests need none
 
     (place / "my_texts").write_text(text := (ROOT / "README.md").read_text())
-    tokenizer, shape = hugging_face_tokenizer(learn("bpe", [text], bpe_vocab_size=300)), {"n_layer": 2, "n_head": 2}
-    model = GPT2LMHeadModel(GPT2Config(**shape, n_embd=16, n_positions=64, vocab_size=len(tokenizer)))
+    tokenizer = hugging_face_tokenizer(learn("bpe", [text], bpe_vocab_size=300))
+    shape = {"n_layer": 2, "n_head": 2}
+    model = GPT2LMHeadModel(
+        GPT2Config(**shape, n_embd=16, n_positions=64, vocab_size=len(tokenizer))
+    )
     for part in (tokenizer, model):
         part.save_pretrained(place / "models/gpt2-xl")
-    words = [str(ROOT / "launchers/hf_trainer.py"), "--window=64", "--max_steps=3", "--per_device_train_batch_size=1"]
+    words = [
+        str(ROOT / "launchers/hf_trainer.py"),
+        "--window=64",
+        "--max_steps=3",
+        "--per_device_train_batch_size=1",
+    ]
     words += ["--use_cpu", "--ddp_backend=gloo", "--bf16=false"]
-    path, env = ROOT / "launchers/perlmutter/hf_trainer.sbatch", {"SEATS": "/dev/null", "OMP_NUM_THREADS": "1"}
+    path = ROOT / "launchers/perlmutter/hf_trainer.sbatch"
+    env = {"SEATS": "/dev/null", "OMP_NUM_THREADS": "1"}
     job = perlmutter.submit(path, "--nodes=2", "--time=60", args=words, cwd=place, env=env)
     state, said = perlmutter.wait(job, timeout_s=900), (place / f"hf_trainer-{job}.out").read_text()
     assert state == "COMPLETED" and "trained as DistributedDataParallel" in said, said
-    command, env = ["-m", "torch.distributed.run", "--nproc-per-node=8", *words], {**os.environ, **env}
+    command = ["-m", "torch.distributed.run", "--nproc-per-node=8", *words]
+    env = {**os.environ, **env}
     without = forked(command, cwd=place, env=env, timeout=600).stdout
     with_slurm, alone = (re.findall(r"'loss': '?([\d.]+)", text) for text in (said, without))
     assert len(with_slurm) == 3 and with_slurm == alone
 
 
 def test_refused_settings_are_told_although_srun_ends_all_ranks_with_the_first(perlmutter, place):
-    late = NOTING.replace("exec", '[ "$SLURM_PROCID" != 0 ] || sleep 3\nexec')  # rank 0 is the last to refuse
+    # rank 0 is the last to refuse
+    late = NOTING.replace("exec", '[ "$SLURM_PROCID" != 0 ] || sleep 3\nexec')
     (place / ".venv/bin/python").write_text(late)
     path, words = ROOT / "launchers/perlmutter/ddp.sbatch", ["--nodes=2", "--time=60"]
     job = perlmutter.submit(path, *words, args=["--batch", "481"], cwd=place)
     assert perlmutter.wait(job) == "FAILED"
-    assert "0: aiscale: --batch is 481: it must be a multiple" in (place / f"ddp-{job}.out").read_text()
+    assert (
+        "0: aiscale: --batch is 481: it must be a multiple"
+        in (place / f"ddp-{job}.out").read_text()
+    )
 
 
 def test_scaling_and_study_at_perlmutter_store_their_rows(perlmutter, place):
-    text = 'name = "two"\nrepeats = 1\n[base]\nsize = "2x64"\ndata_kib = 4\nstrategy = "ddp"\n[vary]\nranks = [1, 2]\n'
+    text = 'name = "two"\nrepeats = 1\n[base]\nsize = "2x64"\ndata_kib = 4\nstrategy = "ddp"\n'
+    text += "[vary]\nranks = [1, 2]\n"
     (place / "two.toml").write_text(text)
     words = "--model tiny --length 16 --steps 3".split()
     for lesson, nodes, args in (("scaling", 2, words), ("study", 1, [f"{place}/two.toml"])):
         path = ROOT / f"launchers/perlmutter/{lesson}.sbatch"
         job = perlmutter.submit(path, f"--nodes={nodes}", "--time=60", args=args, cwd=place)
-        assert perlmutter.wait(job, timeout_s=900) == "COMPLETED", (place / f"{lesson}-{job}.out").read_text()
+        assert perlmutter.wait(job, timeout_s=900) == "COMPLETED", (
+            place / f"{lesson}-{job}.out"
+        ).read_text()
     said = next(place.glob("scaling-*.out")).read_text()
     assert len(re.findall(r"^(?:weak|strong)-[12]-nodes .*%$", said, re.M)) == 4, said
     assert {row["status"] for row in study.load(place / "runs/study-two")} == {"ok"}
@@ -231,7 +282,8 @@ def test_ddp_at_centres_whose_files_are_rendered_on_demand(place, name, capsys):
         env = {"AISCALE_ENVIRONMENT": str(place / ".venv")}
         ended = launched(nodes, "ddp", place, env=env, folder=place / name)
     contained = [args for args in ended.asked("singularity") if "aiscale.train.ddp" in args]
-    assert len(contained) == (16 if name == "lumi" else 0) and all(args[1].endswith(".sif") for args in contained)
+    assert len(contained) == (16 if name == "lumi" else 0)
+    assert all(args[1].endswith(".sif") for args in contained)
     closest = list("45236701") if name == "odo" else ["0,1,2,3,4,5,6,7"] * 8
     seats_of(ended, 8, rocr=closest, master="10.77.0.1" if name == "odo" else "node1")
     losses_equal_those_without_slurm(ended, 16, place)
@@ -240,13 +292,19 @@ def test_ddp_at_centres_whose_files_are_rendered_on_demand(place, name, capsys):
 def test_a_job_resumes_after_slurm_killed_its_frozen_ranks(perlmutter, place):
     (place / ".venv/bin/python").write_text(FROZEN.replace("@python@", shlex.quote(sys.executable)))
     path = ROOT / "launchers/perlmutter/ddp.sbatch"
-    job = perlmutter.submit(path, "--nodes=1", "--time=60", "--requeue", cwd=place, env={"CHAIN": "1"})
+    job = perlmutter.submit(
+        path, "--nodes=1", "--time=60", "--requeue", cwd=place, env={"CHAIN": "1"}
+    )
     assert perlmutter.wait(job) == "COMPLETED", (place / f"ddp-{job}.out").read_text()
-    shown = perlmutter.login(["scontrol", "--oneliner", "show", "job", job], capture_output=True).stdout
+    shown = perlmutter.login(
+        ["scontrol", "--oneliner", "show", "job", job], capture_output=True
+    ).stdout
     assert "Restarts=1" in shown
 
 
-def test_the_page_from_lesson_to_run_leads_to_a_chain_of_three_jobs_that_ends_by_itself(perlmutter, place):
+def test_the_page_from_lesson_to_run_leads_to_a_chain_of_three_jobs_that_ends_by_itself(
+    perlmutter, place
+):
     page = (ROOT / "launchers/from_lesson_to_run.md").read_text()
     commands = re.search(r"## Rehearse it first.*?```\n(.*?)```", page, re.S)[1]
     (place / "launchers").symlink_to(ROOT / "launchers")
@@ -254,11 +312,17 @@ def test_the_page_from_lesson_to_run_leads_to_a_chain_of_three_jobs_that_ends_by
     assert done.returncode == 0, done.stderr
     first, second, third = done.stdout.split()[-3:]
     metrics = place / "runs/mine/metrics.jsonl"
-    wait_until(lambda: metrics.exists() and '"train"' in metrics.read_text(), 400, "the first job trains")
-    perlmutter.login(["scontrol", "update", f"job={first}", "timelimit=5"], check=True)  # Slurm itself sends USR1
+    wait_until(
+        lambda: metrics.exists() and '"train"' in metrics.read_text(), 400, "the first job trains"
+    )
+    # Slurm itself sends USR1
+    perlmutter.login(["scontrol", "update", f"job={first}", "timelimit=5"], check=True)
     ends = [perlmutter.wait(job, timeout_s=600) for job in (first, second, third)]
     assert ends == ["COMPLETED"] * 3
     stopped, _, last = ((place / f"mine-{job}.out").read_text() for job in (first, second, third))
-    assert "stopped; step saved last" in stopped and f"nothing to do: job {second} ended with status 0" in last
+    assert (
+        "stopped; step saved last" in stopped
+        and f"nothing to do: job {second} ended with status 0" in last
+    )
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [row["step"] for row in rows if row["kind"] == "train"] == list(range(600))

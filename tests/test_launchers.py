@@ -1,7 +1,8 @@
-"""Launchers: committed files equal rendered ones, pass shellcheck, and start what their lesson says.
+"""Launchers: committed files equal rendered ones, pass shellcheck, start what their lesson says.
 
-Bash runs each file unmodified, with stand-ins for the site's programs (`srun`, `module`, `sbatch`, ...) that record
-their arguments; the trainer's own parser then reads its options, and a Run is built from them.
+Bash runs each file unmodified, with stand-ins for the site's programs (`srun`, `module`, `sbatch`,
+...) that record their arguments; the trainer's own parser then reads its options, and a Run is
+built from them.
 """
 
 from __future__ import annotations
@@ -31,11 +32,21 @@ from aiscale.train.options import options as trainers_options
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "launchers"
-FILES = [f"{name}/{lesson}.sbatch" for name in SHIPPED for lesson in LESSONS if fits(LESSONS[lesson], site(name))]
+FILES = [
+    f"{name}/{lesson}.sbatch"
+    for name in SHIPPED
+    for lesson in LESSONS
+    if fits(LESSONS[lesson], site(name))
+]
 TRAINING = [path for path in FILES if LESSONS[Path(path).stem].work == "train"]
-VARIANTS = [(path, words) for path in TRAINING for words in ["", *LESSONS[Path(path).stem].variants.values()]]
+VARIANTS = [
+    (path, words)
+    for path in TRAINING
+    for words in ["", *LESSONS[Path(path).stem].variants.values()]
+]
 
-#: stands in for every program of a site: records its name and arguments, and does the little that the file needs
+#: stands in for every program of a site: records its name and arguments, and does the little that
+#: the file needs
 STUB = (
     rf"""#!/bin/bash
 case "$*" in *" -m aiscale.hpc.job"*) exec {shlex.quote(sys.executable)} "$@" ;; esac
@@ -59,7 +70,17 @@ case "$name $*" in
 esac
 """
 )
-PROGRAMS = ("module", "srun", "sbcast", "scontrol", "hostname", "python", "shifter", "singularity", "conda-unpack")
+PROGRAMS = (
+    "module",
+    "srun",
+    "sbcast",
+    "scontrol",
+    "hostname",
+    "python",
+    "shifter",
+    "singularity",
+    "conda-unpack",
+)
 
 
 def place_of(path: str):
@@ -69,7 +90,11 @@ def place_of(path: str):
 
 
 def options(text: str) -> dict[str, str]:
-    pairs = (line.split()[1].lstrip("-").partition("=") for line in text.splitlines() if line.startswith("#SBATCH "))
+    pairs = (
+        line.split()[1].lstrip("-").partition("=")
+        for line in text.splitlines()
+        if line.startswith("#SBATCH ")
+    )
     return {name: value for name, _, value in pairs}
 
 
@@ -77,27 +102,55 @@ class Job:
     """A launcher run by bash in a new folder, as sbatch would."""
 
     def __init__(self, tmp_path: Path, path: str, *words: str, nodes: int = 0, **env: str) -> None:
-        self.calls_file, self.nodes = tmp_path / "calls", nodes or int(options((FOLDER / path).read_text())["nodes"])
+        self.calls_file, self.nodes = (
+            tmp_path / "calls",
+            nodes or int(options((FOLDER / path).read_text())["nodes"]),
+        )
         programs = tmp_path / "programs"
         for folder in (programs, tmp_path / "env/bin", tmp_path / ".venv/bin"):
             folder.mkdir(parents=True, exist_ok=True)
         # A site's scripts read unset variables, which fails under set -u.
-        (tmp_path / "bash_env").write_text('module() { test -z "$NOBODY_SET_THIS"; command module "$@"; }\n')
+        (tmp_path / "bash_env").write_text(
+            'module() { test -z "$NOBODY_SET_THIS"; command module "$@"; }\n'
+        )
         for name in PROGRAMS:
             (programs / name).write_text(STUB)
             (programs / name).chmod(0o755)
         for environment in ("env", ".venv"):
             shutil.copy(programs / "python", tmp_path / environment / "bin")
-        known = {"PATH": f"{programs}:/usr/bin:/bin", "USER": "someone", "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
-        known |= {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "77", "SLURM_NNODES": str(self.nodes)}
+        known = {
+            "PATH": f"{programs}:/usr/bin:/bin",
+            "USER": "someone",
+            "HOME": str(tmp_path),
+            "TMPDIR": str(tmp_path),
+        }
+        known |= {
+            "SLURM_SUBMIT_DIR": str(tmp_path),
+            "SLURM_JOB_ID": "77",
+            "SLURM_NNODES": str(self.nodes),
+        }
         known |= {"SLURM_JOB_NODELIST": "node[1-9]", "CALLS": str(self.calls_file)}
-        known |= {"CRAY_LD_LIBRARY_PATH": "/cray", "LD_LIBRARY_PATH": "/lib", "PYTHONPATH": str(ROOT / "src")}
-        known |= {"SLURM_JOB_NAME": Path(path).stem, "SLURM_JOB_QOS": "regular", "BASH_ENV": str(tmp_path / "bash_env")}
-        known |= {"AISCALE_SITE": path.split("/")[0], "SLURM_GPUS_ON_NODE": "4"} if path in FILES else {}
+        known |= {
+            "CRAY_LD_LIBRARY_PATH": "/cray",
+            "LD_LIBRARY_PATH": "/lib",
+            "PYTHONPATH": str(ROOT / "src"),
+        }
+        known |= {
+            "SLURM_JOB_NAME": Path(path).stem,
+            "SLURM_JOB_QOS": "regular",
+            "BASH_ENV": str(tmp_path / "bash_env"),
+        }
+        known |= (
+            {"AISCALE_SITE": path.split("/")[0], "SLURM_GPUS_ON_NODE": "4"} if path in FILES else {}
+        )
         if path.startswith("frontier"):
             known["AISCALE_ENVIRONMENT"] = str(tmp_path / "env")
         self.process = subprocess.Popen(
-            ["bash", str(FOLDER / path), *words], cwd=tmp_path, env=known | env, text=True, stderr=subprocess.PIPE
+            ["bash", str(FOLDER / path), *words],
+            cwd=tmp_path,
+            env=known | env,
+            text=True,
+            stderr=subprocess.PIPE,
         )
 
     def finish(self) -> tuple[int, str]:
@@ -108,7 +161,9 @@ class Job:
 
     def calls(self, program: str = "") -> list[list[str]]:
         """The arguments of each call of a program, in order."""
-        lines = [line.rstrip("\037").split("\037") for line in self.calls_file.read_text().splitlines()]
+        lines = [
+            line.rstrip("\037").split("\037") for line in self.calls_file.read_text().splitlines()
+        ]
         return [line for line in lines if program in ("", line[0])]
 
     def steps(self) -> list[tuple[dict[str, str], Training]]:
@@ -118,13 +173,15 @@ class Job:
             end = words.index("-m") if "-m" in words else 0
             if end and words[end + 1].startswith("aiscale.train."):
                 trainer = words[end + 1].removeprefix("aiscale.train.")
-                pairs = (word.lstrip("-").partition("=") for word in words[1 : words.index("python")])
+                pairs = (
+                    word.lstrip("-").partition("=") for word in words[1 : words.index("python")]
+                )
                 args = trainers_options(trainer).parse_args(words[end + 2 :])
                 found.append(({key: value for key, _, value in pairs}, Training(trainer, args)))
         return found
 
 
-# The files ------------------------------------------------------------------------------------------------------------
+# The files ---------------------------------------------------------------------------------------
 
 
 def test_committed_files_equal_the_rendered_ones():
@@ -138,8 +195,15 @@ def test_check_names_files_edited_by_hand_and_files_without_a_lesson(tmp_path, c
     (tmp_path / "launchers/perlmutter/zero.sbatch").unlink()
     (tmp_path / "launchers/perlmutter/mine.sbatch").write_text("#!/bin/bash\n")
     assert main(["launchers", "--check", "--out", str(tmp_path / "launchers")]) == 1
-    told = [Path(line).relative_to(tmp_path / "launchers") for line in capsys.readouterr().out.splitlines()]
-    assert list(map(str, told)) == ["frontier/ddp.sbatch", "perlmutter/mine.sbatch", "perlmutter/zero.sbatch"]
+    told = [
+        Path(line).relative_to(tmp_path / "launchers")
+        for line in capsys.readouterr().out.splitlines()
+    ]
+    assert list(map(str, told)) == [
+        "frontier/ddp.sbatch",
+        "perlmutter/mine.sbatch",
+        "perlmutter/zero.sbatch",
+    ]
 
 
 @pytest.mark.parametrize("name", names())
@@ -149,7 +213,9 @@ def test_every_file_of_every_site_passes_bash_and_shellcheck(name, tmp_path):
     assert len(files) >= (1 if site(name).pbs else 8)
     for file in files:
         assert subprocess.run(["bash", "-n", file], capture_output=True, text=True).stderr == ""
-        assert len(Path(file).read_text().splitlines()) <= 62 and len(Path(file).read_bytes()) <= 3150, file
+        assert (
+            len(Path(file).read_text().splitlines()) <= 62 and len(Path(file).read_bytes()) <= 3150
+        ), file
     if not shutil.which("shellcheck"):
         pytest.skip("no shellcheck on this machine")
     done = subprocess.run(["shellcheck", "-x", *files], capture_output=True, text=True)
@@ -162,16 +228,23 @@ def test_pbs_files_ask_for_what_pbs_wants_and_start_a_rank_for_each_gpu(name, tm
     for option in "AqNjk":
         parser.add_argument(f"-{option}", required=option != "k")
     parser.add_argument("-l", action="append")
-    asked = parser.parse_args([word for line in re.findall(r"(?m)^#PBS (.*)$", text) for word in line.split()])
+    asked = parser.parse_args(
+        [word for line in re.findall(r"(?m)^#PBS (.*)$", text) for word in line.split()]
+    )
     resources = dict(word.split("=", 1) for word in asked.l)
-    assert set(resources) == {"select", "place", "walltime", "filesystems"} and resources["select"].startswith("2")
-    assert text.index("#PBS -N") < re.search(r"(?m)^[^#\n]", text).start(), "PBS reads no directive behind a command"
+    assert set(resources) == {"select", "place", "walltime", "filesystems"}
+    assert resources["select"].startswith("2")
+    assert text.index("#PBS -N") < re.search(r"(?m)^[^#\n]", text).start(), (
+        "PBS reads no directive behind a command"
+    )
     assert f'WORLD_SIZE="$((nodes * {site(name).node.gpus}))"' in text and "untried" in text.lower()
 
 
 @pytest.mark.parametrize("path", FILES)
 def test_no_file_requeues_itself_unless_asked_and_one_that_trains_for_long_says_so_first(path):
-    text, asked, lesson = (FOLDER / path).read_text(), options((FOLDER / path).read_text()), LESSONS[Path(path).stem]
+    text = (FOLDER / path).read_text()
+    asked = options((FOLDER / path).read_text())
+    lesson = LESSONS[Path(path).stem]
     hours, minutes, _ = map(int, asked["time"].split(":"))
     assert "requeue" not in asked and "CHAIN=1" not in re.sub(r"(?m)^#.*", "", text)
     assert lesson.work != "train" or "no-requeue" in asked
@@ -179,7 +252,8 @@ def test_no_file_requeues_itself_unless_asked_and_one_that_trains_for_long_says_
         assert lesson.hours == 24 and text.splitlines()[1].startswith("# Costs at most ")
     else:
         assert minutes < 60 and (lesson.work != "train" or 0 < lesson.steps <= 50)
-    place, cpus = place_of(path), int(asked.get("cpus-per-task", "0")) * int(asked["ntasks-per-node"])
+    place = place_of(path)
+    cpus = int(asked.get("cpus-per-task", "0")) * int(asked["ntasks-per-node"])
     most = int(asked["nodes"]) * (hours + minutes / 60)
     most *= place.charge_of(cpus, asked.get("partition", ""), asked.get("qos", ""))
     unit = place.scheduler.charge_unit.removesuffix("s")
@@ -194,8 +268,11 @@ def test_requested_resources_are_within_the_sites_rules(path):
     place, asked = place_of(path), options((FOLDER / path).read_text())
     rules, nodes = place.scheduler, int(asked["nodes"])
     hours, minutes, _ = map(int, asked["time"].split(":"))
-    assert hours + minutes / 60 <= rules.hours_for(nodes, asked.get("partition", ""), asked.get("qos", ""))
-    assert re.fullmatch(rules.account_pattern, asked["account"]) and set(rules.required) <= set(asked)
+    assert hours + minutes / 60 <= rules.hours_for(
+        nodes, asked.get("partition", ""), asked.get("qos", "")
+    )
+    assert re.fullmatch(rules.account_pattern, asked["account"])
+    assert set(rules.required) <= set(asked)
     assert set(re.split(r"[&|]", asked["constraint"])) <= set(rules.features)
     if place.node.gpus:
         assert int(asked["ntasks-per-node"]) == place.node.ranks_per_node
@@ -203,7 +280,8 @@ def test_requested_resources_are_within_the_sites_rules(path):
 
 
 @pytest.mark.parametrize(
-    "name, cores, charge", [("perlmutter", 8, "0.03125 CPU node-hours"), ("lumi", 8, "4 CPU-core-hours")]
+    "name, cores, charge",
+    [("perlmutter", 8, "0.03125 CPU node-hours"), ("lumi", 8, "4 CPU-core-hours")],
 )
 def test_a_notebook_has_cores_of_a_node_without_gpus_and_costs_no_whole_node(name, cores, charge):
     text, place = render_all(site(name))["notebook.sbatch"], site(name).on_cpus()
@@ -211,7 +289,11 @@ def test_a_notebook_has_cores_of_a_node_without_gpus_and_costs_no_whole_node(nam
     cpus = int(asked["ntasks-per-node"]) * int(asked["cpus-per-task"])
     assert cpus / whole * place.node.cores == cores and "gpus-per-node" not in asked
     assert f"0.5 node-hours (charged: {charge})" in " ".join(text.split()), "of half an hour"
-    assert set(place.scheduler.required) <= set(asked) and asked["account"] in ("m1234", "project_465000000")
+    assert set(place.scheduler.required) <= set(asked)
+    assert asked["account"] in (
+        "m1234",
+        "project_465000000",
+    )
 
 
 def test_perlmutters_page_and_profile_count_its_nodes_as_the_catalogue_does():
@@ -231,7 +313,7 @@ def test_threads_of_all_ranks_fit_into_the_cores_that_a_job_has_of_a_node(name):
         assert 1 <= int(threads) * node.ranks_per_node <= node.cores, file
 
 
-# What they start ------------------------------------------------------------------------------------------------------
+# What they start ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path, words", VARIANTS)
@@ -255,7 +337,9 @@ def test_the_training_command_parses_and_fits_the_ranks_and_gpu_memory(path, wor
     assert run.parallel.tp <= place.node.gpus, "tensor parallelism would leave the node"
     assert needs_gb(run, ranks) < 0.9 * memory_gb(place, path)
     if lesson.name == "zero":
-        undivided = dataclasses.replace(run, parallel=dataclasses.replace(run.parallel, zero_stage=0))
+        undivided = dataclasses.replace(
+            run, parallel=dataclasses.replace(run.parallel, zero_stage=0)
+        )
         assert needs_gb(undivided, ranks) > memory_gb(place, path)
 
 
@@ -274,12 +358,20 @@ def test_what_is_published_of_a_model_stands_in_its_file(path):
 
 
 def needs_gb(run, ranks: int) -> float:
-    """Predicted memory of a rank: states and activations. For transformers' models, those of our model of the same
-    shape, plus the logits, which they keep in fp32 with their gradients."""
+    """Predicted memory of a rank: states and activations.
+    For transformers' models, those of our model of the same shape, plus the logits, which they keep
+    in fp32 with their gradients."""
     _, micro_batch = run.loop.micro_batches(run.parallel.data_parallel(ranks))
     logits = 0
     if isinstance(run.model, HFModelConfig):
-        alike = ("n_layer", "n_head", "d_model", "vocab_size", "max_seq_len", "activation_checkpointing")
+        alike = (
+            "n_layer",
+            "n_head",
+            "d_model",
+            "vocab_size",
+            "max_seq_len",
+            "activation_checkpointing",
+        )
         shape = {name: getattr(run.model, name) for name in alike}
         run = dataclasses.replace(run, model=ModelConfig(tied=False, **shape))
         logits = 2 * 4 * micro_batch * run.loop.seq_len * run.model.vocab_size
@@ -296,8 +388,12 @@ def memory_gb(place, path: str) -> float:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-@pytest.mark.parametrize("nodes, weak, strong", [(1, [1], [1]), (4, [1, 2, 4], [1, 2, 4]), (5, [1, 2, 4, 5], [1, 5])])
-def test_the_scaling_study_has_equal_work_per_rank_or_equal_total_work(name, nodes, weak, strong, tmp_path):
+@pytest.mark.parametrize(
+    "nodes, weak, strong", [(1, [1], [1]), (4, [1, 2, 4], [1, 2, 4]), (5, [1, 2, 4, 5], [1, 5])]
+)
+def test_the_scaling_study_has_equal_work_per_rank_or_equal_total_work(
+    name, nodes, weak, strong, tmp_path
+):
     job = Job(tmp_path, f"{name}/scaling.sbatch", nodes=nodes)
     assert job.finish() == (0, "")
     batches = {}
@@ -316,11 +412,16 @@ def test_the_scaling_study_has_equal_work_per_rank_or_equal_total_work(name, nod
 
 
 def test_speeds_stand_beside_the_smallest_run_of_their_kind(tmp_path):
-    for name, ranks, speeds in (("weak-2-nodes", 8, [1, 1, 1, 300, 500]), ("weak-1-nodes", 4, [1, 1, 1, 200, 300])):
+    for name, ranks, speeds in (
+        ("weak-2-nodes", 8, [1, 1, 1, 300, 500]),
+        ("weak-1-nodes", 4, [1, 1, 1, 200, 300]),
+    ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").write_text(json.dumps({"world_size": ranks}))
         lines = [json.dumps({"kind": "train", "tokens_per_s": speed}) for speed in speeds]
-        (tmp_path / name / "metrics.jsonl").write_text("\n".join([*lines, json.dumps({"kind": "eval"})]))
+        (tmp_path / name / "metrics.jsonl").write_text(
+            "\n".join([*lines, json.dumps({"kind": "eval"})])
+        )
     small, large = speed.rows([str(tmp_path / name) for name in ("weak-2-nodes", "weak-1-nodes")])
     assert (small["ranks"], small["tokens_per_s"], small["efficiency"]) == (4, 250, 1)
     assert (large["ranks"], large["tokens_per_s"], large["efficiency"]) == (8, 400, 0.8)
@@ -367,7 +468,10 @@ def test_engines_whose_notebook_has_ended_end_their_job(tmp_path, is_there):
     if is_there:
         folder.mkdir()
     (tmp_path / "programs").mkdir()
-    for name, line in (("sleep", "exec /bin/sleep 0.05"), ("scancel", 'echo "$@" > "$CALLS.cancelled"')):
+    for name, line in (
+        ("sleep", "exec /bin/sleep 0.05"),
+        ("scancel", 'echo "$@" > "$CALLS.cancelled"'),
+    ):
         (tmp_path / "programs" / name).write_text(f"#!/bin/bash\n{line}\n")
         (tmp_path / "programs" / name).chmod(0o755)
     env = {"AISCALE_FOLDER": str(folder), "ENGINES_LAST": "10" if is_there else "400"}
@@ -376,7 +480,7 @@ def test_engines_whose_notebook_has_ended_end_their_job(tmp_path, is_there):
     assert (told.read_text() if told.exists() else "") == ("" if is_there else "77\n")
 
 
-# How they end ---------------------------------------------------------------------------------------------------------
+# How they end ------------------------------------------------------------------------------------
 
 
 def test_the_exit_status_of_training_is_the_jobs(tmp_path):
@@ -391,7 +495,9 @@ def test_a_job_that_stopped_in_time_requeues_itself_only_if_asked(name, lesson, 
         job = Job(tmp_path, f"{name}/{lesson}.sbatch", NOTES="runs/x/00000004 stopped", CHAIN=chain)
         status, errors = job.finish()
         assert status == 0 and (["scontrol", "requeue", "77"] in job.calls()) == bool(chain)
-        assert ("step saved last: 4. To go on, submit the file again; with CHAIN=1" in errors) == (not chain)
+        assert ("step saved last: 4. To go on, submit the file again; with CHAIN=1" in errors) == (
+            not chain
+        )
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -412,7 +518,11 @@ def test_every_step_ends_when_one_of_its_ranks_fails(name, lesson, tmp_path):
 def test_an_environment_without_python_ends_the_job_before_its_ranks_start(name, lesson, tmp_path):
     job = Job(tmp_path, f"{name}/{lesson}.sbatch", AISCALE_ENVIRONMENT=f"{tmp_path}/nowhere")
     status, errors = job.finish()
-    assert status and not job.calls("srun") and errors.endswith("nowhere/bin/python': No such file or directory\n")
+    assert (
+        status
+        and not job.calls("srun")
+        and errors.endswith("nowhere/bin/python': No such file or directory\n")
+    )
 
 
 def test_restarts_are_capped_and_the_cap_can_be_raised(tmp_path):
@@ -423,7 +533,8 @@ def test_restarts_are_capped_and_the_cap_can_be_raised(tmp_path):
         assert status == 0 and (["scontrol", "requeue", "77"] in job.calls()) == again
         assert ("restarted 5 times, the most that RESTARTS allows" in errors) == (not again)
         job.calls_file.unlink()
-    job = Job(tmp_path, "frontier/radius_355m.sbatch", SLURM_RESTART_COUNT="9")  # by Slurm: nodes fail
+    # by Slurm: nodes fail
+    job = Job(tmp_path, "frontier/radius_355m.sbatch", SLURM_RESTART_COUNT="9")
     status, errors = job.finish()
     assert status == 1 and "9 restarts, and RESTARTS allows 5" in errors and not job.steps()
 
@@ -444,13 +555,25 @@ def test_a_file_trains_without_the_helper(tmp_path):
 
 @pytest.mark.parametrize(
     "status, notes, over",
-    [("0", "stopped", False), ("76", "hung", False), ("0", "runs/x/00000001", True), ("2", "", True)],
+    [
+        ("0", "stopped", False),
+        ("76", "hung", False),
+        ("0", "runs/x/00000001", True),
+        ("2", "", True),
+    ],
 )
-def test_a_chain_goes_on_after_a_job_that_was_stopped_and_ends_with_the_run(status, notes, over, tmp_path):
+def test_a_chain_goes_on_after_a_job_that_was_stopped_and_ends_with_the_run(
+    status, notes, over, tmp_path
+):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs/.over-70").write_text("of an earlier chain, whose first job had this id\n")
     for job_id, chain in (("70", "first"), ("71", "70")):
-        env = {"TRAIN_STATUS": status, "NOTES": notes, "AISCALE_CHAIN": chain, "SLURM_JOB_ID": job_id}
+        env = {
+            "TRAIN_STATUS": status,
+            "NOTES": notes,
+            "AISCALE_CHAIN": chain,
+            "SLURM_JOB_ID": job_id,
+        }
         job = Job(tmp_path, "frontier/ddp.sbatch", **env)
         ended = job.finish()[0]
     assert len(job.steps()) == 2 - over and ended == (int(status) if not over else status != "0")
@@ -459,13 +582,23 @@ def test_a_chain_goes_on_after_a_job_that_was_stopped_and_ends_with_the_run(stat
 
 @pytest.mark.parametrize(
     "nodes, wish, looks, ends",
-    [(2, "", True, 0), (2, "off", False, 0), (2, "strict", True, 1), (17, "", False, 0), (17, "warn", True, 0)],
+    [
+        (2, "", True, 0),
+        (2, "off", False, 0),
+        (2, "strict", True, 1),
+        (17, "", False, 0),
+        (17, "warn", True, 0),
+    ],
 )
-def test_ranks_look_at_few_nodes_before_they_train_and_only_strict_ends_the_job(nodes, wish, looks, ends, tmp_path):
+def test_ranks_look_at_few_nodes_before_they_train_and_only_strict_ends_the_job(
+    nodes, wish, looks, ends, tmp_path
+):
     env = {"DOCTOR_STATUS": "1", "AISCALE_DOCTOR": wish}
     job = Job(tmp_path, "frontier/ddp.sbatch", nodes=nodes, **env)
     assert job.finish()[0] == ends
-    assert [call for call in job.calls("srun") if call[-2:] == ["aiscale", "doctor"]] != [] or not looks
+    assert [
+        call for call in job.calls("srun") if call[-2:] == ["aiscale", "doctor"]
+    ] != [] or not looks
     assert len(job.steps()) == 1 - ends
 
 
@@ -476,13 +609,22 @@ def test_your_own_script_gets_torchruns_variables_and_nothing_of_the_kit(name, l
     [step] = job.calls("srun")
     command = step[step.index("bash") :]
     assert command[-3:] == ["mine.py", "--epochs", "3"] and not job.calls("python")
-    slurm = {"SLURM_PROCID": "6", "SLURM_LOCALID": "2", "SLURM_NTASKS": "8", "PATH": f"{tmp_path}:/usr/bin:/bin"}
-    (tmp_path / "python").write_text('#!/bin/bash\necho "$RANK $LOCAL_RANK $WORLD_SIZE $CUDA_VISIBLE_DEVICES $*"\n')
+    slurm = {
+        "SLURM_PROCID": "6",
+        "SLURM_LOCALID": "2",
+        "SLURM_NTASKS": "8",
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+    }
+    (tmp_path / "python").write_text(
+        '#!/bin/bash\necho "$RANK $LOCAL_RANK $WORLD_SIZE $CUDA_VISIBLE_DEVICES $*"\n'
+    )
     (tmp_path / "python").chmod(0o755)
     done = subprocess.run(command, env=slurm, capture_output=True, text=True)
     order = "3,2,1,0" if name == "perlmutter" else ""
     assert done.stdout == f"6 {local} 8 {order} -u mine.py --epochs 3\n"
-    assert "aiscale" not in re.sub(r"(?m)^#.*|AISCALE_ENVIRONMENT", "", (FOLDER / name / "your_own.sbatch").read_text())
+    assert "aiscale" not in re.sub(
+        r"(?m)^#.*|AISCALE_ENVIRONMENT", "", (FOLDER / name / "your_own.sbatch").read_text()
+    )
 
 
 def test_the_readmes_commands_parse_and_its_files_exist():
@@ -499,7 +641,7 @@ def test_the_readmes_commands_parse_and_its_files_exist():
         assert (ROOT / file).exists()
 
 
-# Profiles -------------------------------------------------------------------------------------------------------------
+# Profiles ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -508,23 +650,36 @@ def test_the_readmes_commands_parse_and_its_files_exist():
         (("gpus = 4", "gpu_count = 4"), "unknown key node.gpu_count: did you mean"),
         (("gpus = 4", 'gpus = "four"'), "node.gpus is 'four': it must be a whole number"),
         (('srun = "--cpus-per-task=8 --gpus-per-node=4"', ""), "srun is missing"),
-        (('default_partition = "gpu"', 'default_partition = "gpus"'), "partition gpus is not among"),
+        (
+            ('default_partition = "gpu"', 'default_partition = "gpus"'),
+            "partition gpus is not among",
+        ),
         (('name = "generic"', "name = "), "is not TOML"),
-        (('source = "slurm" }]', 'constraint = "a100", source = "slurm" }]'), "the constraint a100, which scheduler"),
+        (
+            ('source = "slurm" }]', 'constraint = "a100", source = "slurm" }]'),
+            "the constraint a100, which scheduler",
+        ),
     ],
 )
 def test_a_bad_profile_is_refused_in_one_line(change, told, tmp_path, capsys):
     text = (ROOT / "src/aiscale/hpc/sites/generic.toml").read_text()
     assert change[0] in text
     (tmp_path / "mine.toml").write_text(text.replace(*change))
-    assert main(["launchers", "--site", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "out")]) == 2
+    assert (
+        main(["launchers", "--site", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "out")])
+        == 2
+    )
     errors = capsys.readouterr().err
     assert told in errors and "mine.toml" in errors and len(errors.splitlines()) == 1
     assert not (tmp_path / "out").exists()
 
 
 def test_a_custom_profile_is_rendered(tmp_path):
-    text = (ROOT / "src/aiscale/hpc/sites/generic.toml").read_text().replace('name = "generic"', 'name = "mine"')
+    text = (
+        (ROOT / "src/aiscale/hpc/sites/generic.toml")
+        .read_text()
+        .replace('name = "generic"', 'name = "mine"')
+    )
     (tmp_path / "mine.toml").write_text(text.replace("memory_gb = 80", "memory_gb = 48"))
     files = render_all(load(tmp_path / "mine.toml"))
     assert "ddp.sbatch" in files and "3d_175b.sbatch" not in files, "GPUs of 48 GB do not hold it"

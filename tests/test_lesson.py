@@ -34,14 +34,20 @@ def printed(result) -> str:
     return "".join(output.get("text", "") for output in outputs)
 
 
-def test_a_notebook_runs_with_its_parameters_in_its_folder_and_programs_of_this_environment(tmp_path):
-    cell = "import shutil\nfrom pathlib import Path\nprint('in', Path.cwd().name, shutil.which('torchrun'))"
+def test_a_notebook_runs_with_its_parameters_in_its_folder_and_programs_of_this_environment(
+    tmp_path,
+):
+    cell = "import shutil\nfrom pathlib import Path\n"
+    cell += "print('in', Path.cwd().name, shutil.which('torchrun'))"
     result = run(tmp_path, cell, parameters={"steps": 7, "label": "b"})
-    assert not result.error and f"in notebooks {Path(sys.executable).parent}/torchrun" in printed(result)
+    assert not result.error
+    assert f"in notebooks {Path(sys.executable).parent}/torchrun" in printed(result)
     assert "posix 7 0.5 b True" in printed(result)
 
 
-def test_a_parameter_that_a_notebook_lacks_is_refused_before_anything_starts(shelf, tmp_path, capsys, monkeypatch):
+def test_a_parameter_that_a_notebook_lacks_is_refused_before_anything_starts(
+    shelf, tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     assert main(["notebooks", "03", "-p", "stepz=1"]) == 2
     assert "03_ddp has no parameter stepz: did you mean steps?" in capsys.readouterr().err
@@ -73,7 +79,8 @@ def test_a_failing_rank_is_shown_with_its_number_and_its_traceback(tmp_path):
 
 PLAIN = {
     "papermill": "papermill notebooks/03_ddp.ipynb {out}/03_ddp.ipynb -p n_steps 4",
-    "nbconvert": "jupyter nbconvert --execute --to notebook --output-dir {out} notebooks/03_ddp.ipynb",
+    "nbconvert": "jupyter nbconvert --execute --to notebook --output-dir {out} "
+    "notebooks/03_ddp.ipynb",
 }
 
 
@@ -85,7 +92,9 @@ def test_a_lesson_runs_by_plain_papermill_and_nbconvert(tmp_path, program):
     command[0] = str(Path(sys.executable).with_name(command[0]))
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert any(cell.get("outputs") for cell in json.loads((tmp_path / "03_ddp.ipynb").read_text())["cells"])
+    assert any(
+        cell.get("outputs") for cell in json.loads((tmp_path / "03_ddp.ipynb").read_text())["cells"]
+    )
 
 
 KERNEL = """

@@ -1,4 +1,4 @@
-"""The emulated slow link: a collective takes at least its bytes / rate, and the time passes while the rank computes."""
+"""The emulated slow link: a collective takes at least bytes / rate, while the rank computes."""
 
 import contextlib
 
@@ -25,7 +25,8 @@ def test_a_link_is_slow_only_inside_and_frames_take_their_share_of_its_rate():
 
 TIMED = """
 import time
-n, r, S, RATE = world.size, world.rank, 3 * 2**16, 100  # numbers (768 KiB, divisible by 2 and 3), Mbit/s
+# S numbers (768 KiB, divisible by 2 and 3), RATE Mbit/s
+n, r, S, RATE = world.size, world.rank, 3 * 2**16, 100
 x = torch.ones(S)
 
 def seconds(action):
@@ -42,7 +43,11 @@ from aiscale.cost import collective_terms
 
 EACH = """
 works = collectives(world, x.nbytes)
-works["send to whoever receives"] = lambda: dist.send(x, 1) if r == 0 else dist.recv(x) if r == 1 else None
+def send_to_receiver():
+    if r == 0:
+        return dist.send(x, 1)
+    return dist.recv(x) if r == 1 else None
+works["send to whoever receives"] = send_to_receiver
 world.link.rate_mbit_s = RATE
 for op, action in works.items():
     took_s = seconds(action)
@@ -56,7 +61,8 @@ def test_every_collective_and_message_takes_at_least_its_bytes_over_the_rate(tmp
     assert done.returncode == 0, done.stderr
     lines = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
     assert len(lines) == 3 * 8 + 2 * 2
-    for seconds, least_s, op in lines:  # ranks do not leave the barrier before it at exactly the same time
+    # ranks do not leave the barrier before it at exactly the same time
+    for seconds, least_s, op in lines:
         assert float(seconds) >= 0.9 * float(least_s) > 0.03, op
 
 
@@ -73,7 +79,8 @@ def after_computing():
 
 def by_future():
     begun = time.monotonic()
-    then = dist.all_reduce(x, async_op=True).get_future().then(lambda done: (time.monotonic(), done.value()[0]))
+    future = dist.all_reduce(x, async_op=True).get_future()
+    then = future.then(lambda done: (time.monotonic(), done.value()[0]))
     ended, first = then.wait()
     say("future", ended >= begun + link_s and first is not None)
 
@@ -86,7 +93,8 @@ def late():  # the others have nothing to send before rank 0 has come
     joined = time.monotonic()
     dist.all_reduce(x)
     ended = time.monotonic()
-    # gloo starts before rank 0's card is done, by the least time that it took so far: it may take less this time
+    # gloo starts before rank 0's card is done, by the least time that it took so far: it may take
+    # less this time
     say("late", ended >= world.gather(joined)[0] + 0.5 * link_s)
 
 def in_order():  # ranks pair collectives by the order in which a group gets them, bookkeeping too
@@ -99,7 +107,8 @@ def in_order():  # ranks pair collectives by the order in which a group gets the
     work.wait()
     say("order", total == 3 and ones.unique().tolist() == [3])
 
-def nested():  # waits for a collective in what hangs on another's future, as torch's PowerSGD hook does
+# waits for a collective in what hangs on another's future, as torch's PowerSGD hook does
+def nested():
     again = lambda done: dist.all_reduce(x, async_op=True).get_future().wait()
     dist.all_reduce(x, async_op=True).get_future().then(again).wait()
 
@@ -168,5 +177,6 @@ def test_training_gives_the_same_weights_and_takes_at_least_the_time_of_its_byte
 def test_the_busiest_card_carries_no_less_than_the_mean_one():
     for op in cost.COLLECTIVES:
         for n in (2, 3, 4, 8):
-            busiest, mean = cost.collective_terms(op, 2**24, n, "gloo")[1], cost.wire_bytes(op, 2**24, n, "gloo")
+            busiest = cost.collective_terms(op, 2**24, n, "gloo")[1]
+            mean = cost.wire_bytes(op, 2**24, n, "gloo")
             assert busiest >= mean * 0.999, (op, n)

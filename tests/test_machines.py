@@ -14,7 +14,8 @@ from aiscale.machines.catalogue import read_catalogue
 @pytest.mark.parametrize(
     ("name", "figures"),
     [
-        ("mi250x-gcd", {"fp32": 47.9, "bf16": 191.5}),  # fp32 products run in the matrix units, at twice the vectors'
+        # fp32 products run in the matrix units, at twice the vectors'
+        ("mi250x-gcd", {"fp32": 47.9, "bf16": 191.5}),
         ("mi210", {"fp32": 45.3}),
         ("mi100", {"fp32": 46.1, "bf16": 92.3}),
         ("mi300x", {"bf16": 1307}),  # not the rounded 1300
@@ -25,7 +26,9 @@ from aiscale.machines.catalogue import read_catalogue
 )
 def test_peaks_are_those_of_dense_matrix_products(name, figures):
     device = machines.find(name)
-    assert {p: flops and flops / 1e12 for p in figures if (flops := device.peak_flops(p)) or True} == figures
+    assert {
+        p: flops and flops / 1e12 for p in figures if (flops := device.peak_flops(p)) or True
+    } == figures
 
 
 def test_memory_is_what_torch_reports_a_little_less_than_the_names_gib():
@@ -69,7 +72,12 @@ def test_an_unknown_device_is_none_not_a_guess():
 @pytest.mark.parametrize(
     ("file", "old", "new", "message"),
     [
-        ("accelerators/mi210.toml", "memory_gb =", "memory_gib =", "unknown key memory_gib: did you mean memory_gb?"),
+        (
+            "accelerators/mi210.toml",
+            "memory_gb =",
+            "memory_gib =",
+            "unknown key memory_gib: did you mean memory_gb?",
+        ),
         ("accelerators/mi210.toml", "memory_gb =", "#", "key memory_gb is missing"),
         ("accelerators/mi210.toml", "memory_gb =", "memory_gb", "is not TOML: "),
         ("systems/frontier.toml", "host_source =", "#", "key node.host_source is missing: every"),
@@ -81,7 +89,9 @@ def test_an_unknown_device_is_none_not_a_guess():
         ),
     ],
 )
-def test_a_wrong_file_is_refused_in_one_line_that_names_it_and_the_key(tmp_path, file, old, new, message):
+def test_a_wrong_file_is_refused_in_one_line_that_names_it_and_the_key(
+    tmp_path, file, old, new, message
+):
     shutil.copytree(Path(machines.__file__).parent, tmp_path, dirs_exist_ok=True)
     text = (tmp_path / file).read_text()
     assert old in text
@@ -112,21 +122,32 @@ def test_a_file_of_ones_own_is_a_machine_as_strictly_read_as_the_others(tmp_path
     file = tmp_path / "mine.toml"
     file.write_text(MINE)
     mine = machines.find_machine(str(file))
-    assert (mine.name, mine.node.accelerator.memory_gb, mine.network.injection_bytes_s) == ("mine", 24, 2.5e9)
+    assert (mine.name, mine.node.accelerator.memory_gb, mine.network.injection_bytes_s) == (
+        "mine",
+        24,
+        2.5e9,
+    )
     assert mine.node.bus_gb_s == machines.find_machine("dgx-a100").node.bus_gb_s
     file.write_text(MINE.replace("nics", "nic"))
-    with pytest.raises(ConfigError, match=r"mine.toml: unknown key network.nic: did you mean network.nics\?$"):
+    with pytest.raises(
+        ConfigError, match=r"mine.toml: unknown key network.nic: did you mean network.nics\?$"
+    ):
         machines.find_machine(str(file))
     with pytest.raises(ConfigError, match=r"^none.toml: No such file or directory$"):
         machines.find_machine("none.toml")
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():
-    with pytest.raises(ConfigError, match=r"^unknown accelerator 'A100 80GB': did you mean a100-sxm4-80gb\?$"):
+    with pytest.raises(
+        ConfigError, match=r"^unknown accelerator 'A100 80GB': did you mean a100-sxm4-80gb\?$"
+    ):
         machines.find("A100 80GB")
-    with pytest.raises(ConfigError, match=r"^unknown machine 'frontiere': did you mean frontier\?$"):
+    with pytest.raises(
+        ConfigError, match=r"^unknown machine 'frontiere': did you mean frontier\?$"
+    ):
         machines.find_machine("frontiere")
     with pytest.raises(
-        ConfigError, match=r"^no published table is called 'turing_table_5': did you mean turing_table5"
+        ConfigError,
+        match=r"^no published table is called 'turing_table_5': did you mean turing_table5",
     ):
         published.table("turing_table_5")

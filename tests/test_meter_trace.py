@@ -25,7 +25,12 @@ def test_peak_memory_of_a_step_matches_cost_with_and_without_checkpointing():
     tokens = torch.zeros(4, 64, dtype=torch.int64)
     for checkpointing in (False, True):
         config = ModelConfig(
-            n_layer=8, n_head=2, d_model=64, vocab_size=64, max_seq_len=64, activation_checkpointing=checkpointing
+            n_layer=8,
+            n_head=2,
+            d_model=64,
+            vocab_size=64,
+            max_seq_len=64,
+            activation_checkpointing=checkpointing,
         )
         model = GPT(config)
         model(tokens, tokens).backward()  # so that gradients already exist

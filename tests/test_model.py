@@ -12,14 +12,24 @@ from aiscale.model import GPT
 
 SMALL = ModelConfig(n_layer=2, n_head=4, d_model=32, vocab_size=61, max_seq_len=16)
 LLAMA = dataclasses.replace(
-    SMALL, n_kv_head=2, d_ff=48, norm="rmsnorm", position="rotary", activation="swiglu", tied=False, bias=False
+    SMALL,
+    n_kv_head=2,
+    d_ff=48,
+    norm="rmsnorm",
+    position="rotary",
+    activation="swiglu",
+    tied=False,
+    bias=False,
 )
-NEOX = dataclasses.replace(SMALL, position="rotary", activation="gelu", parallel_residual=True, tied=False)
+NEOX = dataclasses.replace(
+    SMALL, position="rotary", activation="gelu", parallel_residual=True, tied=False
+)
 EVERY_SWITCH = [SMALL, LLAMA, NEOX, dataclasses.replace(SMALL, activation="relu", bias=False)]
 
 
 def make(config: ModelConfig, seed: int = 0, spread: float = 1.0) -> GPT:
-    """A model whose weights, biases and norms included, are far from symmetric: swapping two of them would show."""
+    """A model whose weights, biases and norms included, are far from symmetric.
+    Swapping two of them would show."""
     torch.manual_seed(seed)
     model = GPT(config)
     with torch.no_grad():
@@ -33,12 +43,14 @@ def tokens_for(config: ModelConfig, batch: int = 3, length: int = 16) -> torch.T
     return torch.randint(0, config.vocab_size, (batch, length), generator=generator)
 
 
-# Equal to Hugging Face's ---------------------------------------------------------------------------------------------
+# Equal to Hugging Face's -------------------------------------------------------------------------
 
 GPT2_SHAPES = [
     SMALL,
     ModelConfig(n_layer=1, n_head=1, d_model=20, vocab_size=101, max_seq_len=7, activation="relu"),
-    ModelConfig(n_layer=3, n_head=3, d_model=48, d_ff=50, vocab_size=257, max_seq_len=33, activation="gelu"),
+    ModelConfig(
+        n_layer=3, n_head=3, d_model=48, d_ff=50, vocab_size=257, max_seq_len=33, activation="gelu"
+    ),
     ModelConfig(n_layer=2, n_head=2, d_model=64, vocab_size=50257, max_seq_len=24, norm_eps=1e-3),
     dataclasses.replace(SMALL, tied=False),
 ]
@@ -46,7 +58,9 @@ GPT2_SHAPES = [
 
 ROTARY = [  # written as GPT-NeoX or Llama
     NEOX,
-    dataclasses.replace(NEOX, activation="gelu_tanh", parallel_residual=False, tied=True, rope_theta=500.0),
+    dataclasses.replace(
+        NEOX, activation="gelu_tanh", parallel_residual=False, tied=True, rope_theta=500.0
+    ),
     dataclasses.replace(NEOX, activation="relu", d_ff=40, norm_eps=1e-3),
     LLAMA,
     dataclasses.replace(LLAMA, n_kv_head=0, tied=True, rope_theta=500.0, norm_eps=1e-3),
@@ -62,7 +76,7 @@ def test_a_folder_we_write_gives_transformers_our_logits(config, tmp_path):
     torch.testing.assert_close(theirs(tokens).logits, model(tokens), atol=1e-5, rtol=0)
 
 
-# Properties ----------------------------------------------------------------------------------------------------------
+# Properties --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("config", EVERY_SWITCH, ids=range(len(EVERY_SWITCH)))
@@ -118,7 +132,9 @@ def test_weights_start_as_gpt2s_do():
             assert torch.all(parameter == (1 if name.endswith("norm.weight") else 0)), name
         else:
             adds_to_stream = name.endswith(("attn.out.weight", "mlp.down.weight"))
-            assert parameter.std().item() == pytest.approx(0.02 / 4 if adds_to_stream else 0.02, rel=0.03), name
+            assert parameter.std().item() == pytest.approx(
+                0.02 / 4 if adds_to_stream else 0.02, rel=0.03
+            ), name
 
 
 def test_the_same_seed_gives_the_same_weights_even_through_the_meta_device():
@@ -130,7 +146,9 @@ def test_the_same_seed_gives_the_same_weights_even_through_the_meta_device():
     model.to_empty(device="cpu")
     torch.manual_seed(3)
     model.init_weights()
-    for (name, a), (_, b) in zip(direct.state_dict().items(), model.state_dict().items(), strict=True):
+    for (name, a), (_, b) in zip(
+        direct.state_dict().items(), model.state_dict().items(), strict=True
+    ):
         assert torch.equal(a, b), name
 
 
@@ -158,5 +176,7 @@ def test_tied_weights_are_one_tensor_and_one_gradient():
 
 
 def test_a_token_beyond_the_vocabulary_is_refused():
-    with pytest.raises(ConfigError, match="tokens run from 0 to 61, but model.vocab_size 61 ends at 60: raise it"):
+    with pytest.raises(
+        ConfigError, match="tokens run from 0 to 61, but model.vocab_size 61 ends at 60: raise it"
+    ):
         GPT(SMALL)(torch.tensor([[0, 61]]))

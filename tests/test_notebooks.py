@@ -1,4 +1,4 @@
-"""Every notebook has the form that CONTRIBUTING.md describes, takes the minutes that it states, and runs headless."""
+"""Every notebook has the form of CONTRIBUTING.md, takes its stated minutes, and runs headless."""
 
 from __future__ import annotations
 
@@ -73,16 +73,32 @@ def test_ruff_finds_no_fault_in_its_code(notebook):
 
 
 def problems(notebook, cells, rules: str) -> list[str]:
-    """What ruff says of the cells, those of ranks included, which it would skip for their `%%px`."""
+    """What ruff says of the cells, those of ranks included, which it would skip for `%%px`."""
     shown = copy.deepcopy(notebook.content)
     shown.cells = copy.deepcopy(cells)
     for cell in shown.cells:
         if cell.cell_type == "code":
-            cell.source = "" if SCRIPT.match(cell.source) else re.sub(r"^%", "# %", cell.source, flags=re.M)
-    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--target-version=py311", "--line-length=120"]
-    command += [f"--select={rules}", f"--config=builtins = {json.dumps(ON_RANKS)}", "--output-format=concise"]
+            cell.source = (
+                "" if SCRIPT.match(cell.source) else re.sub(r"^%", "# %", cell.source, flags=re.M)
+            )
+    command = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "check",
+        "--isolated",
+        "--target-version=py311",
+        "--line-length=120",
+    ]
+    command += [
+        f"--select={rules}",
+        f"--config=builtins = {json.dumps(ON_RANKS)}",
+        "--output-format=concise",
+    ]
     command += ["--quiet", f"--stdin-filename={notebook.path.name}", "-"]
-    return subprocess.run(command, input=nbformat.writes(shown), capture_output=True, text=True).stdout.splitlines()
+    return subprocess.run(
+        command, input=nbformat.writes(shown), capture_output=True, text=True
+    ).stdout.splitlines()
 
 
 def minutes_of(name):
@@ -90,7 +106,9 @@ def minutes_of(name):
     core = [cell for cell in NOTEBOOKS[name].cells if "optional" not in tags(cell)]
     prose = "\n".join(cell.source for cell in core if cell.cell_type == "markdown")
     code = "\n".join(cell.source for cell in core if cell.cell_type == "code")
-    text = re.sub(r"```.*?```|!\[[^\]]*\]\([^)]*\)|<[^>]+>|\]\([^)]*\)|https?://\S+", " ", prose, flags=re.S)
+    text = re.sub(
+        r"```.*?```|!\[[^\]]*\]\([^)]*\)|<[^>]+>|\]\([^)]*\)|https?://\S+", " ", prose, flags=re.S
+    )
     words = sum(any(map(str.isalnum, word)) for word in text.split())
     lines = sum(bool(line.strip()) for line in code.splitlines())
     exercises = set(re.findall(r'(?:NotImplementedError|check)\("([\w.]+)"', code))
@@ -123,8 +141,12 @@ def test_each_prediction_of_a_lesson_has_its_answer_in_the_table(name):
                 if "optional" not in tags(cell):
                     core.add(said)
     table = ANSWERS[name]
-    assert [said for said in core if not any(fnmatchcase(known, said) for known in table)] == [], "not in answers.toml"
-    assert [known for known in table if not any(fnmatchcase(known, said) for said in asked)] == [], "asked nowhere"
+    assert [said for said in core if not any(fnmatchcase(known, said) for known in table)] == [], (
+        "not in answers.toml"
+    )
+    assert [
+        known for known in table if not any(fnmatchcase(known, said) for said in asked)
+    ] == [], "asked nowhere"
 
 
 @pytest.fixture(scope="session")
@@ -132,9 +154,11 @@ def build(tmp_path_factory):
     return tmp_path_factory.mktemp("build")
 
 
-#: The fast tests run the core paths of the first lessons; .ci/run those of all, the extended tests all whole.
+#: The fast tests run the core paths of the first lessons; .ci/run those of all, the extended tests
+#: all whole.
 RUNS = [
-    pytest.param(name, True, id=f"{name}-core", marks=[pytest.mark.extended] * (name > "06")) for name in LESSONS
+    pytest.param(name, True, id=f"{name}-core", marks=[pytest.mark.extended] * (name > "06"))
+    for name in LESSONS
 ] + [pytest.param(name, False, id=name, marks=pytest.mark.extended) for name in NOTEBOOKS]
 
 

@@ -32,14 +32,19 @@ def test_one_step_is_adamw_by_hand_in_both_groups():
         p.grad = torch.full_like(p, 0.25)
     build_optimizer(model, config).step()
     for name, p in model.named_parameters():
-        # At step 1 the bias-corrected moments are g and g^2: the step is lr g/|g| = lr, after the decay.
+        # At step 1 the bias-corrected moments are g and g^2: the step is lr g/|g| = lr, after the
+        # decay.
         keep = 1 - 0.1 * 0.5 if before[name].dim() >= 2 else 1.0
-        torch.testing.assert_close(p.detach(), before[name] * keep - 0.1, atol=1e-7, rtol=0, msg=name)
+        torch.testing.assert_close(
+            p.detach(), before[name] * keep - 0.1, atol=1e-7, rtol=0, msg=name
+        )
 
 
 def test_sgd_uses_momentum():
     model = small_gpt()
-    optimizer = build_optimizer(model, OptimizerConfig(name="sgd", lr=0.1, momentum=0.5, weight_decay=0))
+    optimizer = build_optimizer(
+        model, OptimizerConfig(name="sgd", lr=0.1, momentum=0.5, weight_decay=0)
+    )
     bias = model.norm.bias
     for _ in range(2):
         optimizer.zero_grad()
@@ -55,7 +60,19 @@ COSINE = OptimizerConfig(lr=1.0, min_lr=0.2, warmup_steps=3)
     "schedule, expected",
     [
         # 3 warm-up steps of 8: the peak at step 3, four steps down to the last, step 7
-        ("cosine", [0.25, 0.5, 0.75, 1.0, 0.2 + 0.8 * 0.8535533905932737, 0.6, 0.2 + 0.8 * 0.14644660940672627, 0.2]),
+        (
+            "cosine",
+            [
+                0.25,
+                0.5,
+                0.75,
+                1.0,
+                0.2 + 0.8 * 0.8535533905932737,
+                0.6,
+                0.2 + 0.8 * 0.14644660940672627,
+                0.2,
+            ],
+        ),
         ("linear", [0.25, 0.5, 0.75, 1.0, 0.8, 0.6, 0.4, 0.2]),
         ("constant", [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0]),
     ],
@@ -68,9 +85,12 @@ def test_the_schedule_has_the_values_computed_by_hand(schedule, expected):
 def test_the_schedule_handles_edge_cases():
     assert lr_at(0, 1, OptimizerConfig(lr=0.5)) == 0.5  # a run of one step trains at the peak
     assert lr_at(100, 8, COSINE) == pytest.approx(0.2)  # after the end it stays at min_lr
-    assert lr_at(5, 4, OptimizerConfig(lr=1.0, warmup_steps=9)) == pytest.approx(0.6)  # a run shorter than its warm-up
+    # a run shorter than its warm-up
+    assert lr_at(5, 4, OptimizerConfig(lr=1.0, warmup_steps=9)) == pytest.approx(0.6)
     early = OptimizerConfig(lr=1.0, min_lr=0.2, warmup_steps=3, decay_steps=8)
-    assert [lr_at(step, 20, early) for step in range(20)] == [lr_at(step, 8, COSINE) for step in range(20)]
+    assert [lr_at(step, 20, early) for step in range(20)] == [
+        lr_at(step, 8, COSINE) for step in range(20)
+    ]
 
 
 @pytest.mark.parametrize("max_norm, scale", [(1.0, 0.2), (10.0, 1.0), (0, 1.0)])

@@ -1,4 +1,4 @@
-"""The IPU's execution modes on our ranks: each gives serial's gradients, and moves the bytes that are predicted."""
+"""The IPU's execution modes on our ranks: serial's gradients, and the bytes that are predicted."""
 
 import json
 
@@ -25,7 +25,9 @@ for mode in MODES:
     model = GPT(shape)
     loss = loss_of(model(tokens[:, :-1]), tokens[:, 1:])
     loss.backward()
-    worst = max(float((p.grad - done.gradients[name]).abs().max()) for name, p in model.named_parameters())
+    worst = max(
+        float((p.grad - done.gradients[name]).abs().max()) for name, p in model.named_parameters()
+    )
     found[mode] = [abs(loss.item() - done.loss), worst, done.weight_bytes, done.moved_bytes]
 if world.is_main:
     say(json.dumps(found))

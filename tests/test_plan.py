@@ -1,4 +1,4 @@
-"""The planner: physics that must hold, answers computed by hand, and a scoreboard that must not get worse."""
+"""The planner: physics that must hold, answers by hand, a scoreboard that must not get worse."""
 
 from __future__ import annotations
 
@@ -23,7 +23,13 @@ from aiscale.plan.answer import plan
 from aiscale.plan.constants import CONSTANTS, SCOREBOARD, TABLE
 from aiscale.plan.hardware import platform_of
 from aiscale.plan.layout import SHAPES, Layout, Shape, Software, layout_of
-from aiscale.plan.memory import capacity_bytes, needed_bytes, one_stage, stage_memory, stage_parameters
+from aiscale.plan.memory import (
+    capacity_bytes,
+    needed_bytes,
+    one_stage,
+    stage_memory,
+    stage_parameters,
+)
 from aiscale.plan.options import run_of
 from aiscale.plan.search import search
 from aiscale.plan.step import message_of_stage, seconds, step_seconds
@@ -41,7 +47,7 @@ def step(shape=GPT, layout=BASE, on=SELENE):
     return step_seconds(shape, layout, on, CONSTANTS)
 
 
-# physics -------------------------------------------------------------------------------------------------------------
+# physics -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -63,7 +69,9 @@ def test_more_work_or_more_waiting_takes_longer(slower, faster):
 def test_megatron_holds_6_bytes_a_parameter_and_its_share_of_12_and_torch_2_more():
     layout = replace(BASE, zero_stage=1)
     for fused, most in ((True, 6 + 12 / 8), (False, 8 + 12 / 8)):
-        held = stage_memory(GPT, replace(layout, software=Software(fused_gradients=fused)), CONSTANTS)[0]
+        held = stage_memory(
+            GPT, replace(layout, software=Software(fused_gradients=fused)), CONSTANTS
+        )[0]
         states = sum(held[name] for name in ("weights", "gradients", "optimizer states", "buffers"))
         fragments = (CONSTANTS.allocator - 1) * (held["activations"] + held["logits"])
         stage = layout.stages(GPT)[0]
@@ -78,11 +86,21 @@ def test_a_small_model_in_eager_python_is_bound_by_its_launches():
 
 def test_a_row_has_the_facts_of_the_program_that_it_names_else_megatrons():
     small = {"hidden": "1024", "heads": "16", "seq": "512", "tp": "2", "zero_stage": "1"}
-    cells = {"program": "megatron"}, {"note": "Megatron-LM, 2023"}, {"program": "nanotron"}, {"id": "nanotron-1B-0"}, {}
+    cells = (
+        {"program": "megatron"},
+        {"note": "Megatron-LM, 2023"},
+        {"program": "nanotron"},
+        {"id": "nanotron-1B-0"},
+        {},
+    )
     fast, same, slow, also, untold = (rows.read(small | cell) for cell in cells)
     assert 1.5 * fast.step.total_s < slow.step.total_s and fast.memory_gb < slow.memory_gb
     assert same.to_dict() == fast.to_dict() and also.to_dict() == slow.to_dict()
-    assert (untold.step, untold.memory_gb) == (fast.step, fast.memory_gb) and untold.kind != fast.kind
+    assert (untold.step, untold.memory_gb) == (
+        fast.step,
+        fast.memory_gb,
+    )
+    assert untold.kind != fast.kind
 
 
 def test_tensor_parallelism_across_nodes_costs_more_than_inside():
@@ -100,11 +118,13 @@ def test_the_closed_form_of_the_pipeline_agrees_with_the_simulation(ranks, batch
     expected = m * max(closed.stages_s) + closed.bubble_s + closed.parts["pipeline messages"]
     passes = [s / 3 for s in closed.stages_s], [2 * s / 3 for s in closed.stages_s]
     message_s = message_of_stage(GPT, layout, SELENE, CONSTANTS)
-    events = cost.pipeline_timeline(layout.schedule, layout.pp, m, layout.virtual_stages, *passes, message_s=message_s)
+    events = cost.pipeline_timeline(
+        layout.schedule, layout.pp, m, layout.virtual_stages, *passes, message_s=message_s
+    )
     assert max(event.end_s for event in events) == pytest.approx(expected, rel=0.03)
 
 
-# memory --------------------------------------------------------------------------------------------------------------
+# memory ------------------------------------------------------------------------------------------
 
 
 def test_states_are_sixteen_bytes_a_parameter_and_zero_divides_them_as_its_paper_says():
@@ -126,7 +146,8 @@ def test_the_first_stage_of_1f1b_holds_most_micro_batches_and_recomputation_hold
     even = Software(split="even")
     held = stage_memory(GPT, replace(BASE, pp=4, dp=2, software=even), CONSTANTS)
     activations = [stage["activations"] for stage in held]
-    assert activations == sorted(activations, reverse=True) and activations[0] == pytest.approx(4 * activations[3])
+    assert activations == sorted(activations, reverse=True)
+    assert activations[0] == pytest.approx(4 * activations[3])
     layouts = [replace(BASE, recompute=kind) for kind in ("full", "none")]
     full, none = (needed_bytes(GPT, layout, CONSTANTS) for layout in layouts)
     assert full < none
@@ -137,11 +158,12 @@ def test_tensor_and_sequence_parallelism_divide_activations():
         return stage_memory(GPT, replace(BASE, dp=1, pp=2, **changes), CONSTANTS)[0]["activations"]
 
     assert activations(tp=4) > activations() / 4
-    gathered = CONSTANTS.gathered_bytes * BASE.micro_batch * GPT.seq * GPT.hidden  # by one layer's backward pass
+    # by one layer's backward pass
+    gathered = CONSTANTS.gathered_bytes * BASE.micro_batch * GPT.seq * GPT.hidden
     assert activations(tp=4, sequence_parallel=True) == pytest.approx(activations() / 4 + gathered)
 
 
-# answers -------------------------------------------------------------------------------------------------------------
+# answers -----------------------------------------------------------------------------------------
 
 
 def test_an_answer_can_be_checked_by_hand():
@@ -152,30 +174,44 @@ def test_an_answer_can_be_checked_by_hand():
     tokens_per_s = 128 * 2048 / answer.step.total_s / 8
     assert answer.mfu == pytest.approx(flops * tokens_per_s / 312e12)
     assert answer.node_hours(1e9) == pytest.approx(1e9 / (tokens_per_s * 8) / 3600)
-    assert answer.energy_kwh(1e9) == pytest.approx(1e9 / tokens_per_s / 3600 * 0.4)  # 400 W a device
+    # 400 W a device
+    assert answer.energy_kwh(1e9) == pytest.approx(1e9 / tokens_per_s / 3600 * 0.4)
     assert answer.band(1.0) == SCOREBOARD["bands"]["unseen"]["one_node"] and answer.band(1.0)[0] < 1
-    assert (answer.memory_gb, answer.hfu) == (needed_bytes(GPT, layout, CONSTANTS) / 1e9, answer.mfu)
+    assert (answer.memory_gb, answer.hfu) == (
+        needed_bytes(GPT, layout, CONSTANTS) / 1e9,
+        answer.mfu,
+    )
     assert 8 * answer.tokens_per_s == pytest.approx(128 * 2048 / answer.step.total_s)
     assert sum(answer.step.causes().values()) == pytest.approx(answer.step.total_s)
     full = plan(GPT, replace(layout, recompute="full"), SELENE)
-    assert full.hfu / full.mfu == pytest.approx(4 / 3, rel=0.05)  # of 3 passes the forward one twice, but the head's
+    # of 3 passes the forward one twice, but the head's
+    assert full.hfu / full.mfu == pytest.approx(4 / 3, rel=0.05)
 
 
 def test_rows_are_answered_with_the_stated_defaults_and_a_broken_row_says_why():
     row = dict.fromkeys(rows.DEFAULTS, "") | {"id": "a", "gpus": "16", "zero_stage": "1"}
     wrong = [{"tp": "3"}, {"layers": "many"}, {"network_gbit_per_node": "-1"}, {"gpu": "B300"}]
-    good, bad, odd, negative, unknown = rows.answers([row, *(row | {"id": "b"} | change for change in wrong)])
+    good, bad, odd, negative, unknown = rows.answers(
+        [row, *(row | {"id": "b"} | change for change in wrong)]
+    )
     same = next(rows.answers([{"id": "a", "gpus": "16", "zero_stage": "1"}]))
     assert good == same and good["fits"] in (True, False)
-    assert good["params_B"] == pytest.approx((32 * (12 * 4096**2 + 2 * 4096) + 2 * 50304 * 4096 + 4096) / 1e9, abs=1e-4)
+    assert good["params_B"] == pytest.approx(
+        (32 * (12 * 4096**2 + 2 * 4096) + 2 * 50304 * 4096 + 4096) / 1e9, abs=1e-4
+    )
     assert good["tokens_per_s_per_gpu"] == pytest.approx(2048 * 1 / good["step_time_s"], rel=1e-3)
-    assert bad["error"] == "dp 5 x tp 3 x pp 1 = 15, but gpus is 16: change one of them" and bad["step_time_s"] is None
+    assert (
+        bad["error"] == "dp 5 x tp 3 x pp 1 = 15, but gpus is 16: change one of them"
+        and bad["step_time_s"] is None
+    )
     assert odd["error"] == "layers is 'many': it must be a whole number"
-    assert negative["error"] == "the network of a node is -1 Gb/s: it must be at least 0, and finite"
+    assert (
+        negative["error"] == "the network of a node is -1 Gb/s: it must be at least 0, and finite"
+    )
     assert unknown["error"].startswith("unknown accelerator 'B300'")
 
 
-# search --------------------------------------------------------------------------------------------------------------
+# search ------------------------------------------------------------------------------------------
 
 
 def test_gpt3_on_a_thousand_nodes_is_searched_in_two_seconds_and_losers_have_reasons():
@@ -197,7 +233,9 @@ def test_gpt3_on_a_thousand_nodes_is_searched_in_two_seconds_and_losers_have_rea
 def test_a_model_that_cannot_fit_is_told_by_how_much_and_what_would_help():
     found = search(SHAPES["gpt3-175b"], SELENE, 8, 512)
     layout = found.too_large[0][1]
-    over = (needed_bytes(found.shape, layout, CONSTANTS) - capacity_bytes(SELENE, layout, CONSTANTS)) / 1e9
+    over = (
+        needed_bytes(found.shape, layout, CONSTANTS) - capacity_bytes(SELENE, layout, CONSTANTS)
+    ) / 1e9
     told = rf"needs {over:.0f} GB a device more than there is; .* fit with (\d+) nodes"
     with pytest.raises(ConfigError, match=told) as refused:
         _ = found.best
@@ -210,9 +248,18 @@ def test_a_model_that_cannot_fit_is_told_by_how_much_and_what_would_help():
     ("argv", "message"),
     [
         ("--model forgem --machine frontier", "unknown model 'forgem': did you mean forge-m?"),
-        ("--model forge-m --machine frontier --nodes 0", "--nodes is 0: it must be at least 1 and at most 1000000"),
-        ("--model forge-m --machine frontier --layout tp=3", "--layout: dp 1 x tp 3 x pp 1 x cp 1 = 3 devices, but"),
-        ("--model forge-m --machine frontier --layout tq=2", "--layout: unknown key 'tq': did you mean tp?"),
+        (
+            "--model forge-m --machine frontier --nodes 0",
+            "--nodes is 0: it must be at least 1 and at most 1000000",
+        ),
+        (
+            "--model forge-m --machine frontier --layout tp=3",
+            "--layout: dp 1 x tp 3 x pp 1 x cp 1 = 3 devices, but",
+        ),
+        (
+            "--model forge-m --machine frontier --layout tq=2",
+            "--layout: unknown key 'tq': did you mean tp?",
+        ),
         ("--rows nowhere.csv", "No such file or directory: 'nowhere.csv'"),
     ],
 )
@@ -226,13 +273,19 @@ def test_the_command_prints_a_page_and_json(capsys, tmp_path):
     assert main(["plan", "--model", "forge-m", "--machine", "frontier", "--nodes", "64"]) == 0
     said = capsys.readouterr().out
     assert "13.1 B parameters" in said and "node-hours" in said and "where the step goes" in said
-    assert "(many nodes, a program that was not fitted)" in said and "kWh" in said and "may not fit" not in said
+    assert (
+        "(many nodes, a program that was not fitted)" in said
+        and "kWh" in said
+        and "may not fit" not in said
+    )
     days, low, high = map(float, re.search(r"tokens: (\S+) days \((\S+) to (\S+)\)", said).groups())
     bands = SCOREBOARD["bands"]["unseen"]
     assert [low / days, high / days] == pytest.approx(bands["many_nodes"], rel=0.01)
-    main("plan --model forge-m --machine perlmutter --nodes 4".split())  # fits, but the band's upper end does not
+    # fits, but the band's upper end does not
+    main("plan --model forge-m --machine perlmutter --nodes 4".split())
     assert "it may not fit" in capsys.readouterr().out
-    argv = "plan --model gpt3-175b --machine selene --nodes 128 --layout tp=8,pp=16,micro_batch=1 --json"
+    argv = "plan --model gpt3-175b --machine selene --nodes 128"
+    argv += " --layout tp=8,pp=16,micro_batch=1 --json"
     assert main(argv.split()) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["gpus"] == 1024 and answer["fits"] and 0.3 < answer["mfu_pct"] / 100 < 0.7
@@ -261,7 +314,11 @@ def test_the_command_prints_a_page_and_json(capsys, tmp_path):
 
 def test_a_run_is_planned_in_the_layout_that_it_has():
     for trainer, words, planned in (
-        ("megatron", "--tp 2 --pp 4 --fp16", {"dp": 8, "tp": 2, "pp": 4, "zero_stage": 1, "precision": "fp16"}),
+        (
+            "megatron",
+            "--tp 2 --pp 4 --fp16",
+            {"dp": 8, "tp": 2, "pp": 4, "zero_stage": 1, "precision": "fp16"},
+        ),
         ("fsdp", "--bf16", {"dp": 64, "fsdp": True}),
         ("zero", "--stage 3 --bf16", {"dp": 64, "zero_stage": 3}),
     ):
@@ -272,8 +329,11 @@ def test_a_run_is_planned_in_the_layout_that_it_has():
 
 
 def test_the_planner_needs_neither_torch_nor_numpy():
-    code = "import sys, aiscale.plan.command, aiscale.plan.rows; print({'torch', 'numpy'} & set(sys.modules))"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    code = "import sys, aiscale.plan.command, aiscale.plan.rows; "
+    code += "print({'torch', 'numpy'} & set(sys.modules))"
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert said.strip() == "set()"
 
 
@@ -292,9 +352,15 @@ def test_readme_and_planner_say_of_the_errors_what_the_stored_scoreboard_says():
     stored = published.measured("planner")
     for line, board in zip(stored["lines"][1:], ("left_out", "program_left_out"), strict=False):
         values = [row["step_median_pct"] for row in stored[board][:-1]]
-        assert f"step time {median(values):.1f} % off" in line and f"({min(values):.1f} to {max(values):.1f} %" in line
+        assert (
+            f"step time {median(values):.1f} % off" in line
+            and f"({min(values):.1f} to {max(values):.1f} %" in line
+        )
     shown = "\n".join(f"- {line}" for line in SCOREBOARD["lines"])
-    assert SCOREBOARD["lines"] == stored["lines"] and shown in (PLANNER.parents[1] / "README.md").read_text()
+    assert (
+        SCOREBOARD["lines"] == stored["lines"]
+        and shown in (PLANNER.parents[1] / "README.md").read_text()
+    )
 
 
 def test_the_runs_that_errors_leave_out_are_counted_and_stand_beside_the_errors(scoreboard):
@@ -302,20 +368,38 @@ def test_the_runs_that_errors_leave_out_are_counted_and_stand_beside_the_errors(
     timed = [run for run in every if run.step_s]
     scored = [run for run in timed if not scoreboard.is_stall(run)]
     first, *lines = SCOREBOARD["lines"]
-    assert f"{len(timed):,} of {len(every):,} published runs" in first and f"{len(scored):,} are scored" in first
+    assert (
+        f"{len(timed):,} of {len(every):,} published runs" in first
+        and f"{len(scored):,} are scored" in first
+    )
     sweep, c = scoreboard.runs("nanotron_sweep"), scoreboard.blind("nanotron_sweep")
-    off = {run.id: 100 * abs(scoreboard.step_s(run, c) / run.step_s - 1) for run in sweep if run.step_s}
+    off = {
+        run.id: 100 * abs(scoreboard.step_s(run, c) / run.step_s - 1) for run in sweep if run.step_s
+    }
     of_scored = median(off[run.id] for run in scored if run.id in off)
-    assert len(off) - sum(run.id in off for run in scored) == len(timed) - len(scored), "all stalls are of this table"
-    assert all(f"{of_scored:.1f} %" in line and f"{median(off.values()):.1f} % with all runs" in line for line in lines)
+    assert len(off) - sum(run.id in off for run in scored) == len(timed) - len(scored), (
+        "all stalls are of this table"
+    )
+    assert all(
+        f"{of_scored:.1f} %" in line and f"{median(off.values()):.1f} % with all runs" in line
+        for line in lines
+    )
 
 
 def test_every_table_weighs_the_same_in_the_bands_of_an_answer(scoreboard):
     long, short = [2.0] * 99, [1.0]
-    assert [scoreboard._share([long, short], share) for share in (0.1, 0.4, 0.6, 0.9)] == [1.0, 1.0, 2.0, 2.0]
+    assert [scoreboard._share([long, short], share) for share in (0.1, 0.4, 0.6, 0.9)] == [
+        1.0,
+        1.0,
+        2.0,
+        2.0,
+    ]
     for program, bands in scoreboard.bands().items():
         for name, band in bands.items():
-            assert band == pytest.approx(SCOREBOARD["bands"][program][name], abs=0.002), (program, name)
+            assert band == pytest.approx(SCOREBOARD["bands"][program][name], abs=0.002), (
+                program,
+                name,
+            )
 
 
 def test_the_fit_reads_every_table_from_its_first_rows_to_its_last(fit):
@@ -324,7 +408,9 @@ def test_the_fit_reads_every_table_from_its_first_rows_to_its_last(fit):
         chosen = [run.id for run in fit.rows_of([source])["time"][0]]
         tenth = max(1, len(ran) // 10)
         for start in range(0, len(ran) - tenth + 1, tenth):
-            assert set(ran[start : start + tenth]) & set(chosen), f"{source}: no row from {start} to {start + tenth}"
+            assert set(ran[start : start + tenth]) & set(chosen), (
+                f"{source}: no row from {start} to {start + tenth}"
+            )
 
 
 @pytest.mark.extended
@@ -338,7 +424,9 @@ def test_the_stored_constants_are_those_of_the_fit(fit):
 @pytest.mark.extended
 def test_the_scoreboard_from_a_clean_clone_is_the_stored_one():
     """`planner.json` says how to store it anew, with the change that made it better."""
-    done = subprocess.run([sys.executable, PLANNER / "scoreboard.py", "--json"], capture_output=True, check=True)
+    done = subprocess.run(
+        [sys.executable, PLANNER / "scoreboard.py", "--json"], capture_output=True, check=True
+    )
     again, stored = json.loads(done.stdout), published.measured("planner")
     assert again["court"] == stored["court"] and again["about"] == stored["about"]
     assert again["lines"] == stored["lines"]

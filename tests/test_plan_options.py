@@ -26,9 +26,17 @@ def test_what_is_a_trainers_own_is_read():
     assert (grid.parallel.tp, grid.parallel.pp, grid.parallel.sequence_parallel) == (4, 8, True)
     assert not grid.parallel.distributed_optimizer
     assert grid.loop.precision == "fp16"
-    assert planned("megatron", "--tp 1 --pp 4 --virtual-stages 3 --model gpt2").parallel.schedule == "interleaved"
+    assert (
+        planned("megatron", "--tp 1 --pp 4 --virtual-stages 3 --model gpt2").parallel.schedule
+        == "interleaved"
+    )
     sparse = planned("radius", "--density 0.1 --interval 7 --dense-until 3").compression
-    assert (sparse.method, sparse.density, sparse.interval, sparse.warmup_steps) == ("radius", 0.1, 7, 3)
+    assert (sparse.method, sparse.density, sparse.interval, sparse.warmup_steps) == (
+        "radius",
+        0.1,
+        7,
+        3,
+    )
 
 
 def test_a_model_of_transformers_is_one():
@@ -38,6 +46,10 @@ def test_a_model_of_transformers_is_one():
 
 
 def test_options_are_read_without_torch():
-    program = "import sys, aiscale.plan.options, aiscale.train.layout; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    program = (
+        "import sys, aiscale.plan.options, aiscale.train.layout; print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "False\n"

@@ -19,19 +19,30 @@ def test_the_page_offers_only_what_can_be_planned():
     assert {"gpt3-175b", "forge-m"} <= set(known["models"]) and "frontier" in known["machines"]
     for model in known["models"]:
         for machine in ("perlmutter", "dgx-h100"):
-            answer = json.loads(browser.ask("--model", model, "--machine", machine, "--nodes", "1", "--batch", "64"))
-            assert "step_time_s" in answer or "it would fit with" in answer["error"], (model, machine, answer)
+            answer = json.loads(
+                browser.ask("--model", model, "--machine", machine, "--nodes", "1", "--batch", "64")
+            )
+            assert "step_time_s" in answer or "it would fit with" in answer["error"], (
+                model,
+                machine,
+                answer,
+            )
 
 
 def test_a_row_of_the_ranking_can_be_asked_for_again():
     best = json.loads(browser.ask(*FORGE))
     for row in (best, *best["next"]):
         again = json.loads(browser.ask(*FORGE, "--layout", row["option"]))
-        assert (again["step_time_s"], again["memory_GB"]) == (row["step_time_s"], row["memory_GB"]), row["option"]
+        assert (again["step_time_s"], again["memory_GB"]) == (
+            row["step_time_s"],
+            row["memory_GB"],
+        ), row["option"]
 
 
 @pytest.mark.extended
-@pytest.mark.skipif(not find_browser() or not shutil.which("npm"), reason="no chromium or no npm on this machine")
+@pytest.mark.skipif(
+    not find_browser() or not shutil.which("npm"), reason="no chromium or no npm on this machine"
+)
 def test_in_a_browser_the_numbers_are_those_of_the_command_line(tmp_path, capsys):
     assert main(["plan", "--page", str(tmp_path / "page")]) == 0
     capsys.readouterr()
@@ -46,7 +57,9 @@ def test_in_a_browser_the_numbers_are_those_of_the_command_line(tmp_path, capsys
         shown.append(_shown(page))
         page.evaluate(_slide("nodes", 2))
         shown.append(_shown(page))
-        hosts = page.evaluate("performance.getEntriesByType('resource').map(entry => new URL(entry.name).host)")
+        hosts = page.evaluate(
+            "performance.getEntriesByType('resource').map(entry => new URL(entry.name).host)"
+        )
         broken = page.evaluate("document.body.innerText.match(/NaN|undefined|Infinity/)")
     assert {f"http://{host}" for host in hosts} == {address} and broken is None
     assert len({json.dumps(plan) for _, plan in shown}) == 4, "each change shows"
@@ -63,4 +76,6 @@ def _shown(page) -> tuple[list[str], dict]:
 def _slide(name: str, steps: int) -> str:
     """JavaScript that moves a slider to its `steps`-th value, as a person would."""
     slider = f"document.getElementById('{name}')"
-    return f"{slider}.value = {steps}; {slider}.dispatchEvent(new Event('input', {{bubbles: true}}))"
+    return (
+        f"{slider}.value = {steps}; {slider}.dispatchEvent(new Event('input', {{bubbles: true}}))"
+    )

@@ -1,4 +1,4 @@
-"""The planner sends as much as often as `cost` says that a step does, which the byte table measures."""
+"""The planner sends as much as often as `cost` says of a step, which the byte table measures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,13 @@ STATES = {"parameters": "weights", "gradients": "gradients", "optimizer states":
 def run_of(trainer: str, words: str, layers: int, width: int, vocabulary: int) -> Run:
     """Without biases and learned positions, which the planner leaves out."""
     run = planned(trainer, f"{words} --model 175b --length {width} --micro-batch 1")
-    sizes = {"n_layer": layers, "n_head": 16, "d_model": width, "vocab_size": vocabulary, "max_seq_len": width}
+    sizes = {
+        "n_layer": layers,
+        "n_head": 16,
+        "d_model": width,
+        "vocab_size": vocabulary,
+        "max_seq_len": width,
+    }
     model = ModelConfig(**sizes, bias=False, position="rotary")
     return dataclasses.replace(run, model=model)
 
@@ -42,8 +48,12 @@ def layer_and_ends(trainer: str, words: str, *sizes: int) -> tuple[dict, dict]:
 
 
 def answer_to(run: Run, **layout) -> Answer:
-    layout = Layout(global_batch=layout["dp"], precision=run.loop.precision, software=VISIBLE, **layout)
-    return plan(shape_of(run.model, run.loop.seq_len), layout, platform_of(find_machine("frontier")), BARE)
+    layout = Layout(
+        global_batch=layout["dp"], precision=run.loop.precision, software=VISIBLE, **layout
+    )
+    return plan(
+        shape_of(run.model, run.loop.seq_len), layout, platform_of(find_machine("frontier")), BARE
+    )
 
 
 def test_the_planner_gathers_and_scatters_a_layer_as_often_and_as_much_as_fsdp2():
@@ -75,7 +85,8 @@ def test_the_planner_sums_activations_and_gradients_as_often_and_as_much_as_mega
     layer, ends = layer_and_ends("megatron", words, *sizes)
     calls, nbytes = 4, layer["all_reduce", "tp"]
     scalars = 3 * 256 * 4  # of the loss: a maximum, a sum and a target of each token
-    assert ends["all_reduce", "tp"] == 2 * nbytes / calls + scalars  # after the embedding, before the head
+    # after the embedding, before the head
+    assert ends["all_reduce", "tp"] == 2 * nbytes / calls + scalars
     run = run_of("megatron", words, 4, *sizes)
     answer = answer_to(run, dp=128, tp=8, zero_stage=1)
     once_s = seconds("all_reduce", nbytes / calls, 8, 8, answer.platform, BARE)
@@ -99,15 +110,19 @@ from megatron.core.fusions.fused_bias_swiglu import SwiGLUFunction
 
 def kept(call, *tensors):
     sizes = {}
-    pack = lambda tensor: sizes.update({tensor.untyped_storage().data_ptr(): tensor.nbytes}) or tensor
+    def pack(tensor):
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.nbytes
+        return tensor
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         return call(*tensors) is not None and sum(sizes.values())
 
 with fake_world(2, rank=0, memory=True):
     parallel_state.initialize_model_parallel(2, create_gloo_process_groups=False)
     logits, up = (torch.ones(64, n, 4096, dtype=torch.bfloat16, requires_grad=True) for n in (1, 2))
-    loss = kept(tensor_parallel.vocab_parallel_cross_entropy, logits, torch.zeros(64, 1, dtype=torch.long))
-    print(logits.nbytes + loss, kept(lambda x: SwiGLUFunction.apply(x, False, False).square(), up.view(64, -1)))
+    targets = torch.zeros(64, 1, dtype=torch.long)
+    loss = kept(tensor_parallel.vocab_parallel_cross_entropy, logits, targets)
+    gated = kept(lambda x: SwiGLUFunction.apply(x, False, False).square(), up.view(64, -1))
+    print(logits.nbytes + loss, gated)
 """
 
 
@@ -115,7 +130,10 @@ with fake_world(2, rank=0, memory=True):
 def test_megatrons_loss_and_swiglu_keep_the_bytes_that_its_program_is_planned_with():
     done, c = forked(["-c", KEPT], timeout=120), constants()
     loss, swiglu = (int(nbytes) / (64 * 4096) for nbytes in done.stdout.split()[-2:])
-    assert loss == pytest.approx(10 * c.loss_in_place, rel=1e-2), done.stderr  # 10 are counted without it
+    # 10 are counted without it
+    assert loss == pytest.approx(10 * c.loss_in_place, rel=1e-2), done.stderr
     shape = Shape(layers=1, hidden=64, heads=1, ffn=4096, gated=True, vocab=64, seq=64)
-    plain, fused = (layer_bytes(shape, Layout(software=s), 1, c) for s in (Software(), PROGRAMS["megatron"]))
+    plain, fused = (
+        layer_bytes(shape, Layout(software=s), 1, c) for s in (Software(), PROGRAMS["megatron"])
+    )
     assert swiglu == 6 and (plain - fused) / 4096 == pytest.approx(c.gated_bytes * (1 - swiglu / 8))

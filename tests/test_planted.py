@@ -1,4 +1,4 @@
-"""The table of planted faults fits the tree, and its program tells a fault that a test sees from one that none sees."""
+"""The table of planted faults fits the tree; its program tells seen faults from unseen ones."""
 
 from __future__ import annotations
 
@@ -54,6 +54,8 @@ def test_the_share_of_faults_that_are_seen_decides(tmp_path, monkeypatch, capsys
     assert "1 of 2 faults were seen, 50 %" in said
     (tmp_path / "planted.toml").write_text(TABLE.format(least_seen_pct=51))
     assert planted.main(["zero"]) == 1
-    (tmp_path / "planted.toml").write_text(TABLE.replace("x / 2", "x // 2").format(least_seen_pct=0))
+    (tmp_path / "planted.toml").write_text(
+        TABLE.replace("x / 2", "x // 2").format(least_seen_pct=0)
+    )
     assert planted.main(["half"]) == 1
     assert "lost   src/half.py: half: the text is there 0 times" in capsys.readouterr().out

@@ -45,7 +45,11 @@ def words(ax: Axes) -> list[str]:
 
 
 def test_a_collective_shows_every_chunk_before_and_after():
-    shown = words(plots.collective("reduce_scatter", [["A0", "A1"], ["B0", "B1"]], [["Σ0", None], [None, "Σ1"]]))
+    shown = words(
+        plots.collective(
+            "reduce_scatter", [["A0", "A1"], ["B0", "B1"]], [["Σ0", None], [None, "Σ1"]]
+        )
+    )
     assert [word for word in shown if word[0] in "ABΣ"] == ["A0", "A1", "B0", "B1", "Σ0", "Σ1"]
     assert "reduce-scatter" in shown
 
@@ -53,7 +57,11 @@ def test_a_collective_shows_every_chunk_before_and_after():
 def test_colours_follow_the_data_even_if_values_repeat():
     def colors(*example) -> list[int]:
         """Of each filled chunk, before and after; a sum has a stripe for each rank."""
-        return ranks_of(box for box in plots.collective(*example).patches if box.get_fill() and box.get_facecolor()[3])
+        return ranks_of(
+            box
+            for box in plots.collective(*example).patches
+            if box.get_fill() and box.get_facecolor()[3]
+        )
 
     assert colors("all_gather", [[7, None], [None, 7]], [[7, 7], [7, 7]]) == [0, 1, 0, 1, 0, 1]
     assert colors("broadcast", [[5], [None]], [[5], [5]]) == [0, 0, 0]
@@ -62,7 +70,9 @@ def test_colours_follow_the_data_even_if_values_repeat():
 
 def test_latency_and_bandwidth_match_the_points_and_the_link():
     left, right = plots.latency_bandwidth(SIZES, [1e-4, 2e-4, 4e-3], LINK, world=4)
-    np.testing.assert_allclose(lines(left, "measured")[0], np.column_stack([SIZES, [1e-4, 2e-4, 4e-3]]))
+    np.testing.assert_allclose(
+        lines(left, "measured")[0], np.column_stack([SIZES, [1e-4, 2e-4, 4e-3]])
+    )
     sent = 1.5 * SIZES[2] / 4e-3 / 1e9
     assert lines(right, "measured")[0][-1] == pytest.approx([SIZES[2], sent])
     x, y = lines(left, "predicted")[0][-1]
@@ -82,11 +92,16 @@ def test_memory_bars_are_as_long_as_the_bytes():
     assert ends[-1] == pytest.approx(sum(predicted.values()))
     assert ax.get_xlabel() == "memory (MiB)"
     ax = plots.memory_bars({"fp32": predicted}, capacity_bytes=2**30)
-    assert min(ax.get_ylim()) < -0.5, "the first bar is whole below the words of the device's memory"
+    assert min(ax.get_ylim()) < -0.5, (
+        "the first bar is whole below the words of the device's memory"
+    )
 
 
 def test_the_timeline_draws_every_event_at_its_rank_and_time():
-    events = [(1, "backward", 0.010, 0.030, "backward"), (1, "all-reduce 1", 0.020, 0.040, "communication")]
+    events = [
+        (1, "backward", 0.010, 0.030, "backward"),
+        (1, "all-reduce 1", 0.020, 0.040, "communication"),
+    ]
     ax = plots.timeline(events)
     (backward,), (sends,) = (container.patches for container in ax.containers)
     assert (backward.get_x(), backward.get_width()) == pytest.approx((10, 20))
@@ -102,7 +117,10 @@ def test_speedup_draws_its_points():
 
 
 def test_bars_are_as_long_as_the_bytes_in_the_named_unit():
-    predicted = {"zero1": {"all_reduce": 400.0, "all_gather": 200.0}, "zero3": {"all_gather": 400.0}}
+    predicted = {
+        "zero1": {"all_reduce": 400.0, "all_gather": 200.0},
+        "zero3": {"all_gather": 400.0},
+    }
     measured = {"zero1": {"all_reduce": 410.0}}
     ax = plots.traffic_bars(predicted, measured, unit_bytes=100, unit="weights")
     widths = {bar.get_label(): [p.get_width() for p in bar] for bar in ax.containers}

@@ -31,7 +31,8 @@ def test_loss_error_is_the_baseline_minus_the_run():
     assert [line.get_ydata().tolist() for line in lines(axes[2], "measured")] == [[9.0], [9.5]]
     axes = radius_plots.curves(losses, {}, window=2)
     assert axes[1].lines[0].get_xydata().tolist() == [[2, -0.25], [4, -0.375]]
-    errors, spread = {"radius d 0.4": [(2, -0.3, -0.4, -0.1), (4, -0.2, -0.2, -0.2)]}, {"dense": [(4, 9.0, 8.5, 9.2)]}
+    errors = {"radius d 0.4": [(2, -0.3, -0.4, -0.1), (4, -0.2, -0.2, -0.2)]}
+    spread = {"dense": [(4, 9.0, 8.5, 9.2)]}
     axes = radius_plots.curves(losses, spread, errors=errors)
     assert axes[1].lines[0].get_xydata().tolist() == [[2, -0.3], [4, -0.2]]
     shades = [ax.collections[0].get_paths()[0].get_extents() for ax in axes[1:]]
@@ -41,10 +42,14 @@ def test_loss_error_is_the_baseline_minus_the_run():
 
 
 def test_speedups_over_the_link_show_their_marks():
-    measured = {"radius d 0.4": [(100, 1.6), (1000, 1.1)], "dense bf16, overlapped": [(100, 1.9), (1000, 1.2)]}
+    measured = {
+        "radius d 0.4": [(100, 1.6), (1000, 1.1)],
+        "dense bf16, overlapped": [(100, 1.9), (1000, 1.2)],
+    }
     ax = plots.link_speedups(measured, marks={"here": 300})
     assert [line.get_ydata().tolist() for line in lines(ax, "measured")] == [[1.6, 1.1], [1.9, 1.2]]
-    assert [text.get_text() for text in ax.texts] == ["here"] and 300 in [line.get_xdata()[0] for line in ax.lines]
+    assert [text.get_text() for text in ax.texts] == ["here"]
+    assert 300 in [line.get_xdata()[0] for line in ax.lines]
     assert ax.get_xscale() == "log"
 
 
@@ -59,12 +64,19 @@ def test_the_page_of_radius_draws_the_stored_ratios_shares_and_intervals():
     rates = [row for row in results["speed"]["rates"] if row["name"] == "dense, bf16, overlapped"]
     expected = [[row["link_mbit_s"], row["speedup"]["median"]] for row in rates]
     assert lines(links, "measured")[0].get_xydata().tolist() == expected
-    radius = [row for row in results["sweep"]["rows"] if row["case"] == "radius d 0.4 T 200 sum switch 0.2"]
+    radius = [
+        row
+        for row in results["sweep"]["rows"]
+        if row["case"] == "radius d 0.4 T 200 sum switch 0.2"
+    ]
     over = {row["steps"]: row["val_over_dense_pct"] for row in radius}
-    assert [radius[0]["wire_share"], over[2000]["mean"]] in lines(by_bytes, "measured")[0].get_xydata().tolist()
+    measured = lines(by_bytes, "measured")[0].get_xydata().tolist()
+    assert [radius[0]["wire_share"], over[2000]["mean"]] in measured
     (bar,) = trend.containers[0].lines[2]
     drawn = [segment[:, 1] for segment in bar.get_segments()]
-    np.testing.assert_allclose(drawn, [[each["low"], each["high"]] for _, each in sorted(over.items())])
+    np.testing.assert_allclose(
+        drawn, [[each["low"], each["high"]] for _, each in sorted(over.items())]
+    )
 
 
 def test_a_studys_ratios_have_a_mark_at_the_median_and_a_line_over_the_interval():

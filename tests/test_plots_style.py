@@ -1,4 +1,4 @@
-"""The house style: distinct marks, colours that colour-blind readers can distinguish, numbers with units."""
+"""The house style: distinct marks, colours for colour-blind readers, numbers with units."""
 
 import itertools
 
@@ -25,14 +25,26 @@ def house_style():
 #: Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
 VISION = {
     "usual": np.eye(3),
-    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
-    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
-    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.01182, 0.04294, 0.968881],
+    ],
+    "tritanopia": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.3039],
+    ],
 }
 
 
 def oklab(color, vision) -> np.ndarray:
-    """A colour as seen, in the perceptual space OKLab (Ottosson 2020), scaled so that black and white are 100 apart."""
+    """A colour as seen, in the perceptual space OKLab (Ottosson 2020); black to white is 100."""
     srgb = np.array(to_rgb(color))
     linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
     seen = np.clip(np.array(VISION[vision]) @ linear, 0, 1)
@@ -52,7 +64,13 @@ def oklab(color, vision) -> np.ndarray:
 @pytest.mark.parametrize("vision", VISION)
 @pytest.mark.parametrize(
     "palette",
-    [style.STRATEGY_COLORS, style.MEMORY_COLORS, style.EVENT_COLORS, plots.PART_COLORS, plots.COLLECTIVE_COLORS],
+    [
+        style.STRATEGY_COLORS,
+        style.MEMORY_COLORS,
+        style.EVENT_COLORS,
+        plots.PART_COLORS,
+        plots.COLLECTIVE_COLORS,
+    ],
     ids=["strategies", "memory", "events", "parts", "collectives"],
 )
 def test_palettes_are_distinguishable_for_every_kind_of_vision(palette, vision):

@@ -1,4 +1,4 @@
-"""Predictions: what a participant may write, what is said and kept of it, and that no answer stands above it."""
+"""Predictions: what one may write, what is said and kept of it, and no answer stands above it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,12 @@ def kept(tmp_path, monkeypatch):
     ("guess", "measured", "unit", "said"),
     [
         (3 * MiB, 3 * MiB, "bytes", "measured 3 MiB (3,145,728 bytes): exactly right"),
-        (0.010, 0.013, "s", "guessed 10 ms, measured 13 ms, guess / measured = 0.769: off by a factor of 1.3"),
+        (
+            0.010,
+            0.013,
+            "s",
+            "guessed 10 ms, measured 13 ms, guess / measured = 0.769: off by a factor of 1.3",
+        ),
         (10, 20, "", "= 0.5: off by a factor of 2. Do both directions, or both halves, count?"),
         (100, 801, "bytes", "off by a factor of 8.01. A 64-bit number has 8 bytes"),
         (100, 300, "", "off by a factor of 3. The other ranks send too"),
@@ -36,8 +41,12 @@ def kept(tmp_path, monkeypatch):
         (4, 2.0, "", "off by a factor of 2"),
     ],
 )  # fmt: skip
-def test_a_number_is_compared_in_its_unit_and_the_factor_is_explained(capsys, guess, measured, unit, said):
-    verdict = predict("n", guess, unit=unit).against(measured, hints={3: "the other ranks send too"})
+def test_a_number_is_compared_in_its_unit_and_the_factor_is_explained(
+    capsys, guess, measured, unit, said
+):
+    verdict = predict("n", guess, unit=unit).against(
+        measured, hints={3: "the other ranks send too"}
+    )
     assert said in verdict.text and f"n: {verdict.text}" in capsys.readouterr().out
     if unit == "s" or isinstance(measured, float):
         assert verdict.text.endswith(said), "halves and directions are counted, not timed"
@@ -47,7 +56,10 @@ def test_a_choice_is_made_by_its_number_or_its_text(capsys):
     choices = ["the sum", "the mean"]
     assert predict("gradient", 2, choices=choices).against("the mean").text == "the mean: right"
     assert "1  the sum\n" in capsys.readouterr().out
-    assert predict("gradient", "The sum", choices=choices).against(2).text == "guessed the sum: wrong, it is the mean"
+    assert (
+        predict("gradient", "The sum", choices=choices).against(2).text
+        == "guessed the sum: wrong, it is the mean"
+    )
 
 
 def test_a_grid_is_compared_cell_by_cell():
@@ -84,7 +96,14 @@ def test_guesses_are_kept_by_name_beside_those_of_an_earlier_process(kept, monke
     assert list(tree["predictions"]) == ["a", "b"]
     a, b = tree["predictions"].values()
     assert a.pop("at").endswith("+00:00")
-    assert a == {"kind": "number", "unit": "bytes", "guess": 10, "measured": 20, "ratio": 0.5, "grade": "near"}
+    assert a == {
+        "kind": "number",
+        "unit": "bytes",
+        "guess": 10,
+        "measured": 20,
+        "ratio": 0.5,
+        "grade": "near",
+    }
     assert (b["guess"], b["measured"], b["grade"]) == (7, None, None)
     assert [path.name for path in kept.parent.iterdir()] == ["03_ddp.json"]
 
@@ -94,7 +113,9 @@ def executed(*above, measured, unit="bytes"):
     asks, tells = code("guess = predict('n')"), code("guess.against(x)")
     asks.outputs = [new_output("display_data", metadata={"aiscale": {"predict": "n"}})]
     facts = {"against": "n", "kind": "number", "measured": measured, "unit": unit}
-    tells.outputs = [new_output("display_data", {"text/plain": f"{measured}"}, metadata={"aiscale": facts})]
+    tells.outputs = [
+        new_output("display_data", {"text/plain": f"{measured}"}, metadata={"aiscale": facts})
+    ]
     injected = code("steps = 3", "injected-parameters")
     return new_notebook(cells=[injected, prose("A title"), *above, asks, prose("Then."), tells])
 
@@ -124,15 +145,19 @@ def test_an_answer_above_its_question_is_found_in_source_and_output(above, measu
 def told(name: str, measured: object):
     """An executed notebook that measured this for the prediction of that name."""
     cell = code("guess.against(x)")
-    cell.outputs = [new_output("display_data", metadata={"aiscale": {"against": name, "measured": measured}})]
+    cell.outputs = [
+        new_output("display_data", metadata={"aiscale": {"against": name, "measured": measured}})
+    ]
     return new_notebook(cells=[cell])
 
 
 @pytest.mark.parametrize(
     ("lesson", "name", "right", "wrong"),
     [
-        ("01_one_process", "operations with checkpointing, times those without", 1.23, 1 / 1.23),  # inverted
-        ("02_ranks", "the loss without the division", "falls about as before", "rises"),  # choices swapped
+        # inverted
+        ("01_one_process", "operations with checkpointing, times those without", 1.23, 1 / 1.23),
+        # choices swapped
+        ("02_ranks", "the loss without the division", "falls about as before", "rises"),
         ("02_ranks", "mpiexec -n 2 python train.py", "an error", "one training on 2 ranks"),
         ("03_ddp", "speed-up of 4 ranks on 2 cores", 1.3, 1 / 1.3),  # inverted
         ("03_ddp", "bytes that a rank passes to all_reduce in one step", 947716, 2 * 947716),

@@ -1,4 +1,4 @@
-"""Presets match their sources: sizes by formulas written out here, hyper-parameters as published."""
+"""Presets match their sources: sizes by formulas written out here, hyper-parameters as printed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from aiscale.plan.presets import model_of, presets
 
 
 def gpt2_count(L: int, D: int, V: int, T: int) -> int:
-    """A GPT-2 with L layers of width D, a tied head, V tokens and T positions: matrices, biases, norms, embeddings."""
+    """A GPT-2 with L layers of width D, a tied head, V tokens and T positions.
+    It counts matrices, biases, norms, embeddings."""
     return L * (12 * D**2 + 13 * D) + 2 * D + (V + T) * D
 
 
 def test_presets_and_formulas_need_neither_torch_nor_numpy():
     code = (
-        "import sys, aiscale.machines; from aiscale import cost; from aiscale.plan.options import planned; "
+        "import sys, aiscale.machines; from aiscale import cost; "
+        "from aiscale.plan.options import planned; "
         "cost.step_traffic(planned('ddp', '--model gpt2 --batch 16'), 8); "
         "sys.exit(' '.join({'torch', 'numpy'} & set(sys.modules)) or 0)"
     )
@@ -53,7 +55,11 @@ def test_radius_has_the_published_hyperparameters():
     ]:
         training = presets()[name]["training"]
         assert (training["batch"], presets()[name]["context"]) == (512, 1024)
-        assert (training["lr"], training["min_lr"], training["weight_decay"]) == (1.5e-4, least, 0.01)
+        assert (training["lr"], training["min_lr"], training["weight_decay"]) == (
+            1.5e-4,
+            least,
+            0.01,
+        )
         assert (training["density"], training["interval"]) == (density, 200)
         steps = (training["dense_until"], training["decay_steps"], training["steps"])
         assert [n / 1000 for n in steps] == thousands
@@ -65,7 +71,9 @@ def test_forge_has_the_published_hyperparameters():
     for name, shape in sizes.items():
         preset = presets()[name]
         assert (preset["layers"], preset["width"], preset["context"]) == (*shape, 2048)
-        assert preset["training"]["batch"] * 2048 == pytest.approx(16.8e6, rel=0.02), "tokens a step"
+        assert preset["training"]["batch"] * 2048 == pytest.approx(16.8e6, rel=0.02), (
+            "tokens a step"
+        )
         assert (preset["training"]["steps"], preset["training"]["warm_up"]) == (15_300, 153)
 
 

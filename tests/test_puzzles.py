@@ -1,4 +1,4 @@
-"""The puzzles of workshop/puzzles: solutions meet their targets, wrong answers are told what is wrong with them."""
+"""The puzzles of workshop/puzzles: solutions meet their targets, wrong answers are told why."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def participant(tmp_path, monkeypatch):
 def changed(name: str, old: str, new: str) -> Callable:
     """The solution's program with one passage replaced."""
     program, source = best_answers()[name]
-    assert source.count(old) == 1, f"{name}: {old!r} stands {source.count(old)} times in the solution"
+    assert source.count(old) == 1, (
+        f"{name}: {old!r} stands {source.count(old)} times in the solution"
+    )
     names = dict(program.__globals__, check=lambda *_: None)
     exec(compile(source.replace(old, new), "wrong", "exec"), names)
     return names[program.__name__]
@@ -52,14 +54,20 @@ def test_the_solution_meets_its_targets_and_not_lower_ones(name):
     for case in puzzle.cases:
         figures = checking.measured(checking.run(puzzle, case, program)[0])
         for what, target in case.targets.items():
-            assert figures[what] == target, f"{name}: the target of {what} is not what the solution needs"
+            assert figures[what] == target, (
+                f"{name}: the target of {what} is not what the solution needs"
+            )
             lower = dataclasses.replace(case, targets={what: target - 0.5})
             assert f"{what} {target:g}" in checking.missed(puzzle, lower, figures)
 
 
 @pytest.mark.parametrize(
     ("name", "old", "new", "said"),
-    [pytest.param(n, *rest, id=f"{n}: {what}") for n, answers in WRONG.items() for what, *rest in answers],
+    [
+        pytest.param(n, *rest, id=f"{n}: {what}")
+        for n, answers in WRONG.items()
+        for what, *rest in answers
+    ],
 )
 def test_a_wrong_answer_is_told_what_is_wrong(name, old, new, said):
     outcome = checking.check(name, changed(name, old, new))
@@ -79,13 +87,19 @@ def test_every_puzzle_has_wrong_answers_and_a_stub_that_fails():
 
 def test_the_participants_notebook_is_the_solutions_without_the_answers():
     text = making.NOTEBOOK.read_text()
-    assert text == making.without_solutions(), "make it again: cd workshop/puzzles && python -m simulated"
+    assert text == making.without_solutions(), (
+        "make it again: cd workshop/puzzles && python -m simulated"
+    )
     assert text.count("raise NotImplementedError") == len(PUZZLES)
     notebook = "".join(source for cell in json.loads(text)["cells"] for source in cell["source"])
     for name, (_, source) in best_answers().items():
-        answer = source.partition("### BEGIN SOLUTION\n")[2].partition("    ### END")[0].splitlines()
+        answer = (
+            source.partition("### BEGIN SOLUTION\n")[2].partition("    ### END")[0].splitlines()
+        )
         passages = ["\n".join(answer[at : at + 3]) for at in range(len(answer) - 2)]
-        assert passages and not any(passage in notebook for passage in passages), f"{name}: its solution can be read"
+        assert passages and not any(passage in notebook for passage in passages), (
+            f"{name}: its solution can be read"
+        )
 
 
 def simulated(name: str, program: Callable, ranks: int, **sizes: int) -> World:
@@ -105,7 +119,9 @@ def test_a_deadlock_names_who_waits_for_whom_and_where():
 
 
 @pytest.mark.extended
-@pytest.mark.skipif(not find_browser() or not shutil.which("npm"), reason="no chromium or no npm on this machine")
+@pytest.mark.skipif(
+    not find_browser() or not shutil.which("npm"), reason="no chromium or no npm on this machine"
+)
 def test_a_reader_plays_the_ring_in_a_page(tmp_path):
     playing.write(tmp_path / "page")
     ring = best_answers()["ring"][1].rpartition("check(")[0]
@@ -115,14 +131,27 @@ def test_a_reader_plays_the_ring_in_a_page(tmp_path):
         page = browser.page()
         page.goto(f"{address}/puzzle.html")
         page.wait("document.body.dataset.ready", timeout_s=240)
-        tries = {None: "not solved yet", ring.replace(old, new): said, waits: "deadlock", ring: "solved"}
+        tries = {
+            None: "not solved yet",
+            ring.replace(old, new): said,
+            waits: "deadlock",
+            ring: "solved",
+        }
         for k, (program, answer) in enumerate(tries.items(), 1):
-            page.evaluate(f"document.getElementById('program').value = {json.dumps(program)}" if program else "0")
+            page.evaluate(
+                f"document.getElementById('program').value = {json.dumps(program)}"
+                if program
+                else "0"
+            )
             page.evaluate("document.getElementById('run').click()")
             page.wait(f"document.body.dataset.tries == {k}", timeout_s=60)
             shown = page.evaluate("document.getElementById('said').textContent")
             assert answer in shown, (program, shown)
         assert "time 6 s (target 6), memory 5 GB" in shown
-        assert page.evaluate("document.querySelectorAll('#drawing .bar').length") == 24, "6 messages of each of 4 ranks"
-        hosts = page.evaluate("performance.getEntriesByType('resource').map(entry => new URL(entry.name).host)")
+        assert page.evaluate("document.querySelectorAll('#drawing .bar').length") == 24, (
+            "6 messages of each of 4 ranks"
+        )
+        hosts = page.evaluate(
+            "performance.getEntriesByType('resource').map(entry => new URL(entry.name).host)"
+        )
     assert {f"http://{host}" for host in hosts} == {address}

@@ -17,7 +17,11 @@ def test_exactly_k_largest_entries_are_chosen_and_the_first_among_equals():
 def test_neighbours_are_taken_along_up_to_the_reach():
     scored = {"weight": torch.tensor([9.0, 0, 0, 0, 0, 8, 0])}
     masks = [choose(scored, density=0.3, reach=reach)["weight"] for reach in (0, 1, 9)]
-    assert [mask.int().tolist() for mask in masks] == [[1, 0, 0, 0, 0, 1, 0], [1, 1, 0, 0, 1, 1, 1], [1] * 7]
+    assert [mask.int().tolist() for mask in masks] == [
+        [1, 0, 0, 0, 0, 1, 0],
+        [1, 1, 0, 0, 1, 1, 1],
+        [1] * 7,
+    ]
 
 
 def test_scores_are_the_steps_that_adam_took():

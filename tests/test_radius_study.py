@@ -26,8 +26,10 @@ def rows(markdown: str) -> list[list[str]]:
 def test_the_published_table_stands_beside_our_columns():
     head, _, dense, *radius = rows(published.radius_beside_ours(RESULTS))
     assert {len(row) for row in (head, dense, *radius)} == {8}
-    assert radius[2][:6] == ["Radius, d 0.4", "200", "5.43", "15.7%", "11.41", "-0.1%"]  # the artifact's table 2
-    assert radius[3][:2] == ["Radius, d 0.4", "400"] and radius[3][6:] == ["", ""]  # of which we have no run
+    # the artifact's table 2
+    assert radius[2][:6] == ["Radius, d 0.4", "200", "5.43", "15.7%", "11.41", "-0.1%"]
+    # of which we have no run
+    assert radius[3][:2] == ["Radius, d 0.4", "400"] and radius[3][6:] == ["", ""]
 
 
 def test_both_columns_of_time_are_shares_of_the_dense_time_that_is_saved():
@@ -46,7 +48,8 @@ def test_both_columns_of_time_are_shares_of_the_dense_time_that_is_saved():
 def test_what_lesson_08_says_of_its_search_and_of_the_papers_claims_is_what_is_stored():
     cases = {(row["case"], row["steps"]): row for row in RESULTS["sweep"]["rows"]}
     dense, radius, top_k = (
-        cases[case, 2000] for case in ("dense", "radius d 0.4 T 200 sum switch 0.2", "top-k d 0.1 switch 0.2")
+        cases[case, 2000]
+        for case in ("dense", "radius d 0.4 T 200 sum switch 0.2", "top-k d 0.1 switch 0.2")
     )
     assert dense["best_at_edge"] and radius["best_at_edge"] and dense["lr"] == radius["lr"]
     assert top_k["val_ppl"]["mean"] / dense["val_ppl"]["mean"] == pytest.approx(1.01, abs=0.005)
@@ -57,7 +60,9 @@ def test_what_lesson_08_says_of_its_search_and_of_the_papers_claims_is_what_is_s
 
 
 def test_one_page_draws_published_and_stored_in_four_panels():
-    axes = radius_plots.page(RESULTS, times=[(0.4, 0.8)], perplexities=[(0.41, -0.1), (0.1, 4.9)], share=0.5)
+    axes = radius_plots.page(
+        RESULTS, times=[(0.4, 0.8)], perplexities=[(0.41, -0.1), (0.1, 4.9)], share=0.5
+    )
     assert axes.shape == (2, 2)
     hollow = [[line for line in ax.lines if line.get_label() == "_published"] for ax in axes.flat]
     assert [len(lines) for lines in hollow] == [1, 0, 1, 0]

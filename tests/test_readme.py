@@ -15,12 +15,20 @@ from aiscale.train.command import TRAINERS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "COMMANDS.md", "scripts/README.md")}
+PAGES = {
+    name: (ROOT / name).read_text() for name in ("README.md", "COMMANDS.md", "scripts/README.md")
+}
 ALL = "\n".join(PAGES.values())
 #: Commands in backticks and in code blocks.
 COMMANDS = sorted(
     set(re.findall(r"`((?:make|aiscale) [^`\n]+)`", ALL))
-    | set(re.findall(r"^((?:make|aiscale) .+)$", "\n".join(re.findall(r"^```.*?\n(.*?)^```", ALL, re.M | re.S)), re.M))
+    | set(
+        re.findall(
+            r"^((?:make|aiscale) .+)$",
+            "\n".join(re.findall(r"^```.*?\n(.*?)^```", ALL, re.M | re.S)),
+            re.M,
+        )
+    )
 )
 
 
@@ -66,7 +74,9 @@ def test_the_files_that_make_check_runs_exist():
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_to_files(page):
     links, folder = re.findall(r"\]\(([^)#]+)", PAGES[page]), (ROOT / page).parent
-    assert [link for link in links if not link.startswith("http") and not (folder / link).exists()] == []
+    assert [
+        link for link in links if not link.startswith("http") and not (folder / link).exists()
+    ] == []
 
 
 def test_every_command_is_shown_by_an_example():
@@ -77,11 +87,22 @@ def test_every_command_is_shown_by_an_example():
 
 
 def test_the_table_of_notebooks_matches_their_headers():
-    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in section("Notebooks").splitlines()]
-    table = {re.sub(r"\[(.*?)\].*", r"\1", row[0]): row[-3:] for row in rows if len(row) >= 4 and row[0] != "notebook"}
+    rows = [
+        [cell.strip() for cell in line.strip("| ").split("|")]
+        for line in section("Notebooks").splitlines()
+    ]
+    table = {
+        re.sub(r"\[(.*?)\].*", r"\1", row[0]): row[-3:]
+        for row in rows
+        if len(row) >= 4 and row[0] != "notebook"
+    }
     table = {name: row for name, row in table.items() if not set(name) <= set("-: ")}
     headers = {
-        notebook.name: [str(notebook.header.minutes), str(notebook.header.ranks), notebook.header.hardware]
+        notebook.name: [
+            str(notebook.header.minutes),
+            str(notebook.header.ranks),
+            notebook.header.hardware,
+        ]
         for notebook in lesson.notebooks(root=ROOT / "notebooks")
     }
     assert table == headers

@@ -180,7 +180,9 @@ def test_the_rank_for_which_others_wait_is_told_first(of_the_others, of_rank_3, 
 
 
 def test_of_an_exception_the_first_line_is_told(tmp_path):
-    said = "Traceback (most recent call last):\n  File \"x.py\"\n    f()\nKeyError: 'w'\nSee more.\n"
+    said = (
+        "Traceback (most recent call last):\n  File \"x.py\"\n    f()\nKeyError: 'w'\nSee more.\n"
+    )
     (tmp_path / "err0").write_text(said)
     run = SimpleNamespace(folder=tmp_path, ranks=[SimpleNamespace(exitcode=1)], late=False)
     assert Run.complaints(run) == ["rank 0: KeyError: 'w'"]
@@ -431,7 +433,8 @@ def test_another_script_is_the_reference(tmp_path):
 
 
 #: Cases of the bug clinic that show within a few steps -> what parts first, and its cause. Of the
-#: others, 01 and 02 hang, 05 and 08 fill texts up to other lengths, and 10 has no form for one rank.
+#: others, 01 and 02 hang, 05 and 08 fill texts up to other lengths, and 10 has no form for one
+#: rank.
 CLINIC = {
     "03_scaling.py": (4, "samples", "the same samples"),
     "04_gradients.py": (2, "gradient before clipping", "clipped before the average"),
@@ -464,7 +467,9 @@ def test_tasks_of_srun_are_the_ranks_and_the_job_follows_only_an_equal_script(fr
     for name in ("ranks", "summed"):
         script = path("train_ranks.py") if name == "ranks" else faults.write("summed", place)
         words = f"srun -A ABC123 -t 20 -N 2 -n 2 aiscale verify {script} --steps 1 --limit 300"
-        done = frontier.login(["bash", "-c", f"{words} && echo the job follows"], cwd=place, capture_output=True)
+        done = frontier.login(
+            ["bash", "-c", f"{words} && echo the job follows"], cwd=place, capture_output=True
+        )
         if name == "ranks":
             assert "the job follows" in done.stdout and "EQUAL" in done.stdout, done
         else:

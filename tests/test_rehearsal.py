@@ -1,4 +1,4 @@
-"""A rehearsal is a real Slurm: it accepts, refuses, places and binds as a site would, and leaves nothing behind."""
+"""A rehearsal is a real Slurm: it accepts, refuses and binds as a site; nothing stays behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from ranks import wait_until
 
 ROOT = Path(__file__).parents[1]
 
-WHO = "echo $SLURM_PROCID $SLURM_LOCALID $(hostname) cuda=$CUDA_VISIBLE_DEVICES rocr=$ROCR_VISIBLE_DEVICES"
+WHO = (
+    "echo $SLURM_PROCID $SLURM_LOCALID $(hostname) cuda=$CUDA_VISIBLE_DEVICES "
+    "rocr=$ROCR_VISIBLE_DEVICES"
+)
 
 
 def processes_of(folder: Path) -> list[str]:
@@ -36,9 +39,15 @@ def processes_of(folder: Path) -> list[str]:
 def traces(folder: Path) -> list[str]:
     """Everything left of a rehearsal: files, processes, mounts and network names."""
     left = [str(folder)] if folder.exists() else []
-    left += [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(folder) in line]
+    left += [
+        line for line in Path("/proc/self/mounts").read_text().splitlines() if str(folder) in line
+    ]
     left += [f"/run/netns/{path.name}" for path in Path("/run/netns").glob("node*")]
-    left += [line.split(":")[0] for line in Path("/proc/net/dev").read_text().splitlines() if "rehearsal" in line]
+    left += [
+        line.split(":")[0]
+        for line in Path("/proc/net/dev").read_text().splitlines()
+        if "rehearsal" in line
+    ]
     return left + processes_of(folder)
 
 
@@ -70,7 +79,8 @@ def test_killing_the_owner_ends_its_cluster():
 def test_a_batch_job_finds_ranks_hosts_and_devices_as_at_perlmutter(perlmutter, place):
     script = place / "job.sh"
     script.write_text(
-        "#!/bin/bash -l\n#SBATCH -A m1234 -C gpu&hbm80g -q debug -t 5 -N 2 --ntasks-per-node=2 --gpus-per-node=4\n"
+        "#!/bin/bash -l\n"
+        "#SBATCH -A m1234 -C gpu&hbm80g -q debug -t 5 -N 2 --ntasks-per-node=2 --gpus-per-node=4\n"
         "module load pytorch/2.8.0\n"
         "scontrol show hostnames $SLURM_JOB_NODELIST | xargs\n"
         f"srun --cpus-per-task=32 bash -c '{WHO}'\n"
@@ -85,7 +95,12 @@ def test_a_batch_job_finds_ranks_hosts_and_devices_as_at_perlmutter(perlmutter, 
 
 @pytest.mark.slurm
 def test_each_task_sees_the_gpu_closest_to_its_cores_as_at_frontier(frontier):
-    options = ["--cpus-per-task=7", "--gpus-per-task=1", "--gpu-bind=closest", "--network=disable_rdzv_get"]
+    options = [
+        "--cpus-per-task=7",
+        "--gpus-per-task=1",
+        "--gpu-bind=closest",
+        "--network=disable_rdzv_get",
+    ]
     done = frontier.run(["bash", "-c", WHO], ntasks=16, srun=options, capture_output=True)
     order = (4, 5, 2, 3, 6, 7, 0, 1)  # OLCF's guide
     expected = [f"{i} {i % 8} node{i // 8 + 1} cuda= rocr={order[i % 8]}" for i in range(16)]
@@ -124,4 +139,8 @@ def test_every_launcher_is_accepted_as_shipped(name, request):
 def test_a_command_that_times_out_is_ended(frontier):
     with pytest.raises(subprocess.TimeoutExpired):
         frontier.login(["sleep", "4711"], timeout=1)
-    wait_until(lambda: frontier.login(["pgrep", "-f", "sleep 4711"]).returncode == 1, 100, "the command has ended")
+    wait_until(
+        lambda: frontier.login(["pgrep", "-f", "sleep 4711"]).returncode == 1,
+        100,
+        "the command has ended",
+    )

@@ -1,4 +1,4 @@
-"""A failing rank ends the others within seconds, is reported with its rank, and leaves no process."""
+"""A failing rank ends the others within seconds, is reported by its rank, leaves no process."""
 
 import os
 import re
@@ -37,7 +37,8 @@ BROKEN = """        if step == 3 and rank == 1:
 
 
 @pytest.mark.parametrize(
-    "launcher", ["aiscale", pytest.param("mpiexec", marks=extended), pytest.param("torchrun", marks=extended)]
+    "launcher",
+    ["aiscale", pytest.param("mpiexec", marks=extended), pytest.param("torchrun", marks=extended)],
 )
 def test_an_error_on_one_rank_ends_all_and_is_reported_with_its_rank(launcher, tmp_path):
     done = train(launcher, tmp_path, old=LOG, new=BROKEN + LOG)
@@ -60,7 +61,9 @@ def test_a_rank_killed_under_another_launcher_ends_all(launcher, tmp_path):
     """torchrun names it. MPICH's mpiexec may name a process that it has ended itself."""
     done = train(launcher, tmp_path, old=LOG, new=KILLED + LOG)
     if launcher == "torchrun":
-        assert re.search(r"rank\s*: 1 \(local_rank: 1\)\s*exitcode\s*: -9", done.stderr), done.stderr
+        assert re.search(r"rank\s*: 1 \(local_rank: 1\)\s*exitcode\s*: -9", done.stderr), (
+            done.stderr
+        )
 
 
 READ = "windows, held_out, text = read_windows(args)\n"
@@ -69,7 +72,9 @@ READ = "windows, held_out, text = read_windows(args)\n"
 def test_ranks_that_read_different_texts_are_refused(tmp_path):
     done = train("aiscale", tmp_path, old=READ, new=READ + "    text = text + str(rank)\n")
     (line,) = done.stderr.strip().splitlines()
-    assert re.fullmatch(r"aiscale: --text \S+ is not the same on ranks 0 and 1: give every node the same file", line)
+    assert re.fullmatch(
+        r"aiscale: --text \S+ is not the same on ranks 0 and 1: give every node the same file", line
+    )
     assert done.returncode == 2 and not (tmp_path / "run/run.json").exists()
 
 
@@ -85,8 +90,12 @@ def test_an_uncaught_error_in_a_users_script_ends_the_mpi_job(tmp_path):
     assert done.returncode != 0 and "RuntimeError: boom" in done.stderr
 
 
-@pytest.mark.parametrize(("gpus", "ranks", "visible"), [(1, 4, ""), (2, 3, ""), (4, 4, "0,1,2,3"), (0, 2, "0,1,2,3")])
-def test_ranks_that_would_share_a_gpu_all_compute_on_cpus(gpus, ranks, visible, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "visible"), [(1, 4, ""), (2, 3, ""), (4, 4, "0,1,2,3"), (0, 2, "0,1,2,3")]
+)
+def test_ranks_that_would_share_a_gpu_all_compute_on_cpus(
+    gpus, ranks, visible, monkeypatch, capsys
+):
     """NCCL refuses two ranks on one GPU."""
     monkeypatch.setattr(command, "GPU_DEVICES", ["/"] if gpus else [])
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
@@ -111,10 +120,15 @@ def test_ranks_that_would_share_a_gpu_all_compute_on_cpus(gpus, ranks, visible, 
         (1, 2, "aiscale", "auto", ["cpu"] * 2),
     ],
 )
-def test_all_ranks_of_a_node_choose_the_same_kind_of_device(gpus, ranks, launcher, device, expected, monkeypatch):
+def test_all_ranks_of_a_node_choose_the_same_kind_of_device(
+    gpus, ranks, launcher, device, expected, monkeypatch
+):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    places = [Launch(launcher=launcher, rank=r, size=ranks, local_rank=r, local_size=ranks) for r in range(ranks)]
+    places = [
+        Launch(launcher=launcher, rank=r, size=ranks, local_rank=r, local_size=ranks)
+        for r in range(ranks)
+    ]
     assert [str(pick_device(device, place)) for place in places] == expected
 
 

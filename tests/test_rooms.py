@@ -18,7 +18,11 @@ def section(heading: str) -> str:
 
 
 def first_cells(table: str, column: int = 0) -> list[str]:
-    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in table.splitlines() if line[:1] == "|"]
+    rows = [
+        [cell.strip() for cell in line.strip("| ").split("|")]
+        for line in table.splitlines()
+        if line[:1] == "|"
+    ]
     return [row[column] for row in rows[2:]]
 
 
@@ -28,7 +32,9 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 def module(file: Path) -> str:
-    return ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+    return ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(
+        ".__init__"
+    )
 
 
 def room(name: str) -> str | None:
@@ -36,10 +42,12 @@ def room(name: str) -> str | None:
 
 
 def imported(file: Path) -> set[str]:
-    """Dotted names of our modules that a file imports anywhere, except imports for type checking only."""
+    """Dotted names of our modules that a file imports, except for type checking only."""
     found, tree = set(), ast.parse(file.read_text())
     tree.body = [
-        node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
+        node
+        for node in tree.body
+        if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
     ]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -55,7 +63,11 @@ MODULES = {module(file) for file in FILES}
 
 
 def test_the_table_names_every_room_and_no_other():
-    there = {entry.stem for entry in PACKAGE.iterdir() if entry.suffix == ".py" or (entry / "__init__.py").exists()}
+    there = {
+        entry.stem
+        for entry in PACKAGE.iterdir()
+        if entry.suffix == ".py" or (entry / "__init__.py").exists()
+    }
     assert there - {"__init__", "__main__"} == set(ROOMS)
 
 
@@ -75,7 +87,9 @@ def test_there_are_no_circular_imports():
     state: dict[str, str] = {}
 
     def visit(name: str, path: list[str]) -> None:
-        assert state.get(name) != "open", f"a circle: {' -> '.join([*path[path.index(name) :], name])}"
+        assert state.get(name) != "open", (
+            f"a circle: {' -> '.join([*path[path.index(name) :], name])}"
+        )
         if name not in state:
             state[name] = "open"
             for other in sorted(arrows[name]):

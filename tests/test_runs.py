@@ -35,7 +35,7 @@ def losses(folder):
     return [line["loss"] for line in read_metrics(folder)]
 
 
-# What it computes --------------------------------------------------------------------------------------------------
+# What it computes --------------------------------------------------------------------------------
 
 
 def test_gradient_accumulation_changes_nothing_but_rounding(tmp_path):
@@ -50,7 +50,14 @@ def test_every_precision_trains(tmp_path):
     """fp16, which scales the loss, is Megatron's (test_train_megatron)."""
     found = {}
     for precision in ("fp32", "fp64", "bf16"):
-        train(tmp_path, "--steps", 4, *([] if precision == "fp32" else [f"--{precision}"]), "--save", precision)
+        train(
+            tmp_path,
+            "--steps",
+            4,
+            *([] if precision == "fp32" else [f"--{precision}"]),
+            "--save",
+            precision,
+        )
         found[precision] = losses(tmp_path / precision)
         assert found[precision] == pytest.approx(found["fp32"], abs=0.03)
     assert len(set(map(tuple, found.values()))) == 3
@@ -62,19 +69,33 @@ def test_three_ranks_compute_the_same_bits_whoever_starts_them(tmp_path):
     trainer = ["-m", "aiscale.train.ddp", *SMALL, "--batch", "6", "--steps", "4", "--save"]
     starts = {
         "aiscale": [python, "-m", "aiscale", "train", "ddp", "--nproc", "3", *trainer[2:]],
-        "torchrun": [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", *trainer],
+        "torchrun": [
+            python,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=3",
+            *trainer,
+        ],
         "mpiexec": [str(Path(python).parent / "mpiexec"), "-n", "3", python, *trainer],
     }
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
     for name, command in starts.items():
-        done = subprocess.run([*command, name], cwd=tmp_path, env=env, capture_output=True, text=True)
+        done = subprocess.run(
+            [*command, name], cwd=tmp_path, env=env, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
         assert read_note(tmp_path / name)["world_size"] == 3
     found = [losses(tmp_path / name) for name in starts]
     assert len(found[0]) == 4 and found[0] == found[1] == found[2]
 
 
-# How it stops and goes on ------------------------------------------------------------------------------------------
+# How it stops and goes on ------------------------------------------------------------------------
 
 
 def test_a_run_that_goes_on_has_the_bits_of_one_that_never_stopped(tmp_path):
@@ -85,9 +106,11 @@ def test_a_run_that_goes_on_has_the_bits_of_one_that_never_stopped(tmp_path):
     assert read_note(tmp_path / "parts")["first_step"] == 2
 
 
-@pytest.mark.parametrize("how", ["a scheduler to the parent", pytest.param("Ctrl-C", marks=extended)])
+@pytest.mark.parametrize(
+    "how", ["a scheduler to the parent", pytest.param("Ctrl-C", marks=extended)]
+)
 def test_a_signal_makes_all_ranks_save_and_stop_and_the_run_goes_on(how, tmp_path):
-    """A scheduler's signal may come to the parent of the ranks alone; a terminal sends Ctrl-C to all."""
+    """A scheduler's signal may come to the ranks' parent alone; a terminal's Ctrl-C to all."""
     job, _ = begun(tmp_path, "ddp", 2, *ENDLESS)
     if how == "Ctrl-C":
         os.killpg(job.pid, signal.SIGINT)
@@ -116,7 +139,9 @@ def test_a_finished_job_that_is_started_again_succeeds_and_changes_nothing(tmp_p
 def test_a_loss_that_is_no_number_stops_the_run_and_says_where(tmp_path):
     done = train(tmp_path, "--steps", 20, "--save-every", 1, "--lr", "1e30", status=2)
     (line,) = done.stderr.splitlines()
-    found = re.fullmatch(r"aiscale: the loss is (nan|inf) at step (\d+): lower --lr or raise --warm-up", line)
+    found = re.fullmatch(
+        r"aiscale: the loss is (nan|inf) at step (\d+): lower --lr or raise --warm-up", line
+    )
     assert found, line
     steps = int(found[2])
     assert len(losses(tmp_path / "run")) == steps  # those before
@@ -132,7 +157,7 @@ def test_what_a_killed_job_was_writing_goes_with_the_next_checkpoint(tmp_path):
     assert sorted(path.name for path in (tmp_path / "run").glob("0*")) == ["00000002"]
 
 
-# What is refused ---------------------------------------------------------------------------------------------------
+# What is refused ---------------------------------------------------------------------------------
 
 
 def test_two_runs_never_write_to_one_folder(tmp_path):
@@ -140,9 +165,13 @@ def test_two_runs_never_write_to_one_folder(tmp_path):
     try:
         done = train(tmp_path, *ENDLESS, trainer="ddp", ranks=2, status=2)
         (line,) = done.stderr.splitlines()
-        assert line == "aiscale: --save run: another job writes there; wait, or choose another folder"
+        assert (
+            line == "aiscale: --save run: another job writes there; wait, or choose another folder"
+        )
         steps = taken(tmp_path / "run/metrics.jsonl")
-        wait_until(lambda: taken(tmp_path / "run/metrics.jsonl") > steps, 300, "the first run goes on")
+        wait_until(
+            lambda: taken(tmp_path / "run/metrics.jsonl") > steps, 300, "the first run goes on"
+        )
         assert read_note(tmp_path / "run")["trainer"] == "serial"
     finally:
         job.kill()

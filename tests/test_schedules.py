@@ -1,4 +1,4 @@
-"""Orders of micro-batches in a pipeline: the formulas' are torch's own, and those of traced steps."""
+"""Orders of micro-batches in a pipeline: the formulas' are torch's own, and the traced steps'."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.distributed.pipelining import ScheduleGPipe, ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble
+from torch.distributed.pipelining import (
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
 
 from aiscale import cost
 from ranks import run_ranks
@@ -33,7 +37,9 @@ FEW = [("1f1b", 4, 2, 1), ("gpipe", 5, 2, 1), ("zero-bubble", 4, 2, 1)]
 
 @pytest.mark.parametrize(("schedule", "pp", "n_micro", "virtual_stages"), SHAPES + FEW)
 def test_the_simulated_step_has_the_predicted_bubble(schedule, pp, n_micro, virtual_stages):
-    events = cost.pipeline_timeline(schedule, pp, n_micro, virtual_stages, forward_s=1.0, backward_s=2.0)
+    events = cost.pipeline_timeline(
+        schedule, pp, n_micro, virtual_stages, forward_s=1.0, backward_s=2.0
+    )
     expected = cost.bubble(schedule, pp, n_micro, virtual_stages)
     assert cost.idle_share(events) == pytest.approx([expected] * pp)
 
@@ -52,7 +58,8 @@ def test_gpipe_holds_every_micro_batch_and_1f1b_at_most_the_remaining_stages():
 
 @pytest.mark.parametrize(
     ("schedule", "pp", "n_micro", "virtual_stages"),
-    [shape for shape in SHAPES if shape[0] != "1f1b"],  # torch has no list of its order: see the traced steps
+    # torch has no list of its order: see the traced steps
+    [shape for shape in SHAPES if shape[0] != "1f1b"],
 )
 def test_the_schedules_order_equals_torchs(schedule, pp, n_micro, virtual_stages):
     kinds = {"FORWARD": "forward", "FULL_BACKWARD": "backward", "BACKWARD_INPUT": "backward"}
@@ -60,17 +67,26 @@ def test_the_schedules_order_equals_torchs(schedule, pp, n_micro, virtual_stages
     pieces, ours = pp * virtual_stages, cost.schedule_order(schedule, pp, n_micro, virtual_stages)
     kind = SCHEDULES[schedule]
     stages = [
-        SimpleNamespace(num_stages=pieces, group_size=pp, group_rank=0, is_last=False, submod=torch.nn.Identity())
+        SimpleNamespace(
+            num_stages=pieces,
+            group_size=pp,
+            group_rank=0,
+            is_last=False,
+            submod=torch.nn.Identity(),
+        )
         for _ in range(virtual_stages)
     ]
     torchs = kind(stages[0] if schedule == "gpipe" else stages, n_micro).pipeline_order
     for rank in range(pp):
         actions = [a for a in torchs[rank] if a is not None and a.computation_type.name in kinds]
-        theirs = [cost.Work(kinds[a.computation_type.name], a.stage_index, a.microbatch_index) for a in actions]
+        theirs = [
+            cost.Work(kinds[a.computation_type.name], a.stage_index, a.microbatch_index)
+            for a in actions
+        ]
         assert ours[rank] == theirs
 
 
-# The measured timeline -----------------------------------------------------------------------------------------------
+# The measured timeline ---------------------------------------------------------------------------
 
 TRACED = """
 import json

@@ -1,5 +1,5 @@
-"""No port is open beyond the loopback, no file is world-writable, no secret is printed, and nobody else can write where
-ranks meet or where compiled code lies."""
+"""No port is open beyond the loopback, no file is world-writable, no secret is printed.
+Nobody else can write where ranks meet or where compiled code lies."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ STRANGER = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 
 TINY = "--model 1x32 --steps 1000000 --save-every 0".split()
 
-#: Three ways to start ranks on one machine; each prints where they listen. `seen` waits until the ranks have connected.
+#: Three ways to start ranks on one machine; each prints where they listen. `seen` waits until the
+#: ranks have connected.
 LOOK = """
 import json, os, subprocess, sys, time
 sys.path.insert(0, {tests!r})
@@ -68,18 +69,21 @@ launched = subprocess.Popen([sys.executable, *train, "--nproc", "2"])
 code = "from aiscale.distributed import connect; world = connect('cpu'); world.barrier(); input()"
 by_hand = []
 for rank in range(2):
-    env = os.environ | dict(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="29577")
+    env = os.environ | dict(RANK=str(rank), WORLD_SIZE="2")
+    env |= dict(MASTER_ADDR="127.0.0.1", MASTER_PORT="29577")
     by_hand.append(subprocess.Popen([sys.executable, "-c", code], env=env, stdin=subprocess.PIPE))
 in_slurm = []
 for rank in range(2):  # a step on one node, from a launcher that exports the node's address
-    env = os.environ | dict(SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank), SLURM_STEP_NUM_TASKS="2")
-    env |= dict(SLURM_STEP_NUM_NODES="1", SLURM_JOB_ID="1", SLURM_STEP_ID="0", MASTER_ADDR="10.77.0.1")
+    env = os.environ | dict(SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank))
+    env |= dict(SLURM_STEP_NUM_TASKS="2", SLURM_STEP_NUM_NODES="1", SLURM_JOB_ID="1")
+    env |= dict(SLURM_STEP_ID="0", MASTER_ADDR="10.77.0.1")
     env["SLURM_STEP_LAUNCHER_PORT"] = str(os.getpid())  # of this step alone
     in_slurm.append(subprocess.Popen([sys.executable, "-c", code], env=env, stdin=subprocess.PIPE))
 alone = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
 ranks = cluster.start(2, start_timeout_s=120)
 ranks.execute("dist.barrier()")
-report = dict(engines=beyond([os.getpid(), *marked(guard.MARKER, ranks.run(os.getenv, guard.MARKER)[0])]))
+engines = marked(guard.MARKER, ranks.run(os.getenv, guard.MARKER)[0])
+report = dict(engines=beyond([os.getpid(), *engines]))
 ranks.stop()
 report |= dict(by_hand=seen(by_hand, 3), alone=seen([alone], 1), launched=seen([launched], 2))
 report |= dict(in_slurm=seen(in_slurm, 2))
@@ -87,9 +91,11 @@ for process in (launched, alone, *by_hand, *in_slurm):
     process.terminate()
     process.wait(60)
 
-def card(meeting_point, own_address):  # the hosts file of this namespace decides where the machine's name leads
+# the hosts file of this namespace decides where the machine's name leads
+def card(meeting_point, own_address):
+    own = f"{{own_address}} classroom\\n" if own_address else ""
     with open("hosts", "w") as hosts:
-        hosts.write("127.0.0.1 localhost\\n" + (f"{{own_address}} classroom\\n" if own_address else ""))
+        hosts.write("127.0.0.1 localhost\\n" + own)
     choose_gloo_interface(meeting_point)
     return os.environ.get("GLOO_SOCKET_IFNAME")
 
@@ -111,7 +117,9 @@ print("\\n" + json.dumps(dict(report, cards=cards)))
 def on_a_network(tmp_path_factory):
     """(sockets, those beyond loopback) by the way in which ranks were started."""
     folder = tmp_path_factory.mktemp("network")
-    (folder / "look.py").write_text(LOOK.format(tests=str(ROOT / "tests"), runs=str(folder / "runs"), tiny=TINY))
+    (folder / "look.py").write_text(
+        LOOK.format(tests=str(ROOT / "tests"), runs=str(folder / "runs"), tiny=TINY)
+    )
     command = [*NAMESPACES, "bash", "-c", ON_A_NETWORK, "bash", sys.executable, "look.py"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
     env.pop("GLOO_SOCKET_IFNAME", None)
@@ -123,7 +131,8 @@ def on_a_network(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("way", "least"), [("engines", 10), ("launched", 2), ("by_hand", 3), ("in_slurm", 2), ("alone", 1)]
+    ("way", "least"),
+    [("engines", 10), ("launched", 2), ("by_hand", 3), ("in_slurm", 2), ("alone", 1)],
 )
 def test_ranks_on_one_machine_listen_on_the_loopback_only(on_a_network, way, least):
     sockets, beyond = on_a_network[way]
@@ -162,7 +171,9 @@ def engines():
     try:
         with cluster.start(2) as ranks:
             ranks.execute("print('a line of rank', rank)")
-            cluster_id, folder = ranks.run(lambda: (os.environ[guard.MARKER], Path(os.environ["IPYTHONDIR"]).parent))[0]
+            cluster_id, folder = ranks.run(
+                lambda: (os.environ[guard.MARKER], Path(os.environ["IPYTHONDIR"]).parent)
+            )[0]
             files = list(folder.rglob("ipcontroller-*.json"))
             keys = {json.loads(path.read_text())["key"] for path in files}
             yield folder, [os.getpid(), *marked(guard.MARKER, cluster_id)], files, keys
@@ -181,7 +192,9 @@ def test_no_key_is_in_a_log_or_a_command_line(engines):
     said = listening.command_lines(pids)
     assert "ipyparallel.controller" in said and all(keys)
     said += "".join(
-        path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file() and path not in files
+        path.read_text(errors="replace")
+        for path in folder.rglob("*")
+        if path.is_file() and path not in files
     )
     assert [key for key in keys if key in said] == []
 
@@ -191,7 +204,9 @@ def test_another_user_cannot_enter_the_store_of_ranks(engines):
     stores = list(folder.glob("store-*"))
     assert stores, "the ranks meet there, and at no port"
     if os.geteuid() != 0:
-        pytest.skip("only root can become another user; that the folder's mode is 0700 was tested above")
+        pytest.skip(
+            "only root can become another user; that the folder's mode is 0700 was tested above"
+        )
     for attack in (["cat", stores[0]], ["ls", folder], ["touch", folder / "store-mine"]):
         done = subprocess.run([*STRANGER, *attack], capture_output=True, text=True)
         assert done.returncode and "Permission denied" in done.stderr, attack
@@ -199,7 +214,7 @@ def test_another_user_cannot_enter_the_store_of_ranks(engines):
 
 @pytest.fixture(params=["open to all", "a link", "another user's"])
 def taken(request, tmp_path, monkeypatch):
-    """A folder for temporary files in which a stranger has made the folder that this user would make."""
+    """A folder for temporary files where a stranger has made the folder that this user would."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     name = tmp_path / f"aiscale-{os.getuid()}"
@@ -234,7 +249,9 @@ def test_a_kernel_does_not_load_code_from_a_folder_that_a_stranger_made(taken):
 def test_kernels_share_one_private_folder_and_leave_no_other(tmp_path):
     caches = {started_kernel(tmp_path) for _ in range(2)}
     assert caches == {tmp_path / f"aiscale-{os.getuid()}" / "inductor"}
-    assert [path.name for path in tmp_path.iterdir() if path.name != "start.sh"] == [f"aiscale-{os.getuid()}"]
+    assert [path.name for path in tmp_path.iterdir() if path.name != "start.sh"] == [
+        f"aiscale-{os.getuid()}"
+    ]
 
 
 def started_kernel(tmpdir: Path) -> Path:
@@ -243,12 +260,16 @@ def started_kernel(tmpdir: Path) -> Path:
     script.write_text(start_script("mine", Path(sys.prefix), None, "", {}))
     env = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
     command = ["bash", script, "-c", "import os; print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"]
-    done = subprocess.run(command, env={**env, "TMPDIR": str(tmpdir)}, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, env={**env, "TMPDIR": str(tmpdir)}, capture_output=True, text=True, check=True
+    )
     return Path(done.stdout.strip())
 
 
 @pytest.mark.parametrize(
-    "file", sorted(ROOT.glob("launchers/*/*.sbatch")), ids=lambda file: f"{file.parent.name}-{file.stem}"
+    "file",
+    sorted(ROOT.glob("launchers/*/*.sbatch")),
+    ids=lambda file: f"{file.parent.name}-{file.stem}",
 )
 def test_launchers_keep_compiled_code_in_a_new_folder(file):
     text = file.read_text()

@@ -1,4 +1,4 @@
-"""Every shell variable that a launcher or a script of ours reads is set in it, or by the shell or Slurm.
+"""Every shell variable that a script of ours reads is set in it, or by the shell or Slurm.
 
 shellcheck finds the same and more, but not every machine has it.
 """

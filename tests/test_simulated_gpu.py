@@ -47,7 +47,10 @@ def test_a_warp_takes_as_many_transactions_as_it_touches_pieces_of_32_bytes(kern
     assert (x.transactions, y.transactions) == (of_x, 8)
 
 
-PROGRAM = "x, y = np.ones(10, np.float32), np.zeros(10, np.float32)\ndouble[1, size](x, y)\nresult = y.tolist()"
+PROGRAM = (
+    "x, y = np.ones(10, np.float32), np.zeros(10, np.float32)\n"
+    "double[1, size](x, y)\nresult = y.tolist()"
+)
 
 
 def test_the_same_kernel_runs_in_a_process_of_its_own_and_its_failure_is_one_line():

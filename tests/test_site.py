@@ -1,4 +1,4 @@
-"""The site shows every lesson and loads nothing from outside; a class is packed into one archive."""
+"""The site shows all lessons and loads nothing from outside; a class is packed in one archive."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def site(tmp_path_factory):
     words = ["-o", "setup", f"BIN={programs}", f"REPOSITORY_URL={ELSEWHERE}"]
     done = make("site", folder, *words)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == f"REPOSITORY_URL is {ELSEWHERE}, neither GitHub nor GitLab: the site has no launch buttons\n"
+    said = f"REPOSITORY_URL is {ELSEWHERE}, neither GitHub nor GitLab: "
+    assert done.stderr == f"{said}the site has no launch buttons\n"
     return folder / "build/site"
 
 
@@ -54,22 +55,37 @@ def test_every_lesson_and_what_stands_beside_them_is_a_page_and_no_solution_is(s
     for path in [*ROOT.glob("notebooks/[0-9]*.ipynb"), *ROOT.glob("notebooks/appendix/*.ipynb")]:
         page = path.relative_to(ROOT).with_suffix(".html")
         assert (site / page).exists() and f'href="{page}"' in index
-    for page in ("quiz", "workshop/README", "workshop/blocks/03", "workshop/clinic/README", "workshop/glossary"):
+    for page in (
+        "quiz",
+        "workshop/README",
+        "workshop/blocks/03",
+        "workshop/clinic/README",
+        "workshop/glossary",
+    ):
         assert (site / f"{page}.html").exists()
     assert not (site / "workshop/solutions").exists()
-    assert f"git clone -q --depth 1 {ELSEWHERE} /content" in (site / "notebooks/03_ddp.html").read_text(), "for Colab"
+    assert (
+        f"git clone -q --depth 1 {ELSEWHERE} /content"
+        in (site / "notebooks/03_ddp.html").read_text()
+    ), "for Colab"
 
 
 def test_pages_load_nothing_from_outside_and_formulas_are_drawn(site):
     for page in site.rglob("*.html"):
         text = page.read_text()
-        assert re.findall(r'<(?:script|img|link rel="stylesheet")[^>]*(?:src|href)="https?:[^"]*"', text) == [], page
+        assert (
+            re.findall(
+                r'<(?:script|img|link rel="stylesheet")[^>]*(?:src|href)="https?:[^"]*"', text
+            )
+            == []
+        ), page
     assert "<math" in (site / "notebooks/00_start_here.html").read_text()
 
 
 def test_links_between_pages_lead_somewhere(site):
     for page in site.rglob("*.html"):
-        for link in re.findall(r'href="(?!play/)([^"#:?]+\.html)', page.read_text()):  # play/: by the workflows
+        # play/: by the workflows
+        for link in re.findall(r'href="(?!play/)([^"#:?]+\.html)', page.read_text()):
             assert (page.parent / link).exists(), f"{page}: {link}"
 
 
@@ -82,7 +98,10 @@ def test_a_reader_guesses_in_the_page_before_it_shows_what_was_measured(site, tm
         assert "2 MiB (" not in page.text()
         page.evaluate("document.querySelector('form.guess input').value = '2.1 MiB'")
         page.evaluate("document.querySelector('form.guess button').click()")
-        assert "you said 2.1 MiB: 1.05 times what was measured" in page.text() and "2 MiB (" in page.text()
+        assert (
+            "you said 2.1 MiB: 1.05 times what was measured" in page.text()
+            and "2 MiB (" in page.text()
+        )
         page.evaluate("document.querySelector('form.guess button[value=\"rank 0\"]').click()")
         assert "not rank 0" in page.text() and "1 of 2 right or close" in page.text()
 
@@ -94,7 +113,8 @@ def packed(tmp_path_factory):
     for page in ("site/index.html", "slides/hour_1.html"):
         (folder / "build" / page).parent.mkdir(parents=True, exist_ok=True)
         (folder / "build" / page).write_text("a page")
-    stand_in, wheels = folder / "python", f"{folder}/build/class/aiscale/wheels"  # for pip: notes what it is asked
+    # for pip: notes what it is asked
+    stand_in, wheels = (folder / "python", f"{folder}/build/class/aiscale/wheels")
     stand_in.write_text(f"""#!/bin/sh
 echo "$@" >> {folder}/asked
 mkdir -p {wheels} && touch {wheels}/a.whl
@@ -109,14 +129,24 @@ cp {folder}/build/class/lessons.txt {folder}
 def test_the_archive_holds_what_a_seat_without_network_needs_and_no_solutions(packed):
     with tarfile.open(packed) as tar:
         names = set(tar.getnames())
-    for name in ("Makefile", "requirements.lock", "scripts/setup.sh", LESSON, "build/site/index.html", "wheels/a.whl"):
+    for name in (
+        "Makefile",
+        "requirements.lock",
+        "scripts/setup.sh",
+        LESSON,
+        "build/site/index.html",
+        "wheels/a.whl",
+    ):
         assert f"aiscale/{name}" in names
     assert "aiscale/build/slides/hour_1.html" in names and "aiscale/src/aiscale/cli.py" in names
-    assert not [name for name in names if name.startswith(("aiscale/tests", "aiscale/workshop/solutions"))]
+    assert not [
+        name for name in names if name.startswith(("aiscale/tests", "aiscale/workshop/solutions"))
+    ]
     folder = packed.parents[1]
     rest, torch, megatron = (folder / "asked").read_text().splitlines()
     assert rest.startswith("-m pip wheel -q --no-deps") and torch.endswith("/whl/cpu")
-    assert "--ignore-requires-python" in megatron and re.search(r" megatron-core==[\d.]+$", megatron)
+    assert "--ignore-requires-python" in megatron
+    assert re.search(r" megatron-core==[\d.]+$", megatron)
     lessons = (folder / "lessons.txt").read_text()
     assert "jupyterlab==" in lessons and "torch==" not in lessons and "pytest==" not in lessons
 

@@ -1,7 +1,7 @@
-"""Environments at the sites: their locks agree with pyproject and profile, and build_environment.sh builds them.
+"""Environments at the sites: their locks fit pyproject and profile; build_environment.sh builds.
 
-The script really runs, with pip and package indexes of a few tiny packages in folders. `module`, `conda` and the
-Python of a module are stand-ins; the sites' Python is this one.
+The script really runs, with pip and package indexes of a few tiny packages in folders. `module`,
+`conda` and the Python of a module are stand-ins; the sites' Python is this one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ STUBS = {
 while [ "$1" != --prefix ]; do shift; done
 {python} -m venv --without-pip "$2" && mkdir "$2/conda-meta"
 echo "$PIP" > "$(echo "$2"/lib/python*/site-packages)/pip.pth"
-printf '#!/bin/bash\\nwhile [ "$1" != --output ]; do shift; done\\ntouch "$2"\\n' > "$2/bin/conda-pack"
+printf '#!/bin/bash\\nwhile [ "$1" != --output ]; do shift; done\\ntouch "$2"\\n' \\
+  > "$2/bin/conda-pack"
 chmod +x "$2/bin/conda-pack"
 """,
     # a module's Python: environments made with it see the module's torch
@@ -49,13 +50,17 @@ printf '%s\\n' "$MODULE" "$PIP" > "$(echo "${{@: -1}}"/lib/python*/site-packages
 
 
 def lock_of(name: str) -> dict[str, str]:
-    lines = [line for line in (FOLDER / name / "requirements.lock").read_text().splitlines() if line[:1] != "#"]
+    lines = [
+        line
+        for line in (FOLDER / name / "requirements.lock").read_text().splitlines()
+        if line[:1] != "#"
+    ]
     pairs = [re.fullmatch(r"([A-Za-z0-9_.-]+)==([^ ;]+)", line).groups() for line in lines]
     assert len({canonicalize_name(package) for package, _ in pairs}) == len(pairs)
     return {canonicalize_name(package): version for package, version in pairs}
 
 
-# Locks ----------------------------------------------------------------------------------------------------------------
+# Locks -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -68,12 +73,16 @@ def test_a_sites_lock_satisfies_pyproject_and_has_the_torch_of_the_profile(name)
         assert need.specifier.contains(locked[canonicalize_name(need.name)]), need
     assert locked["torch"] == build.torch
     assert build.python in (FOLDER / name / "requirements.lock").read_text().split("\n")[0]
-    assert not {"mpich", "pytest"} & set(locked), "the site has an MPI, and nobody runs the tests there"
-    assert not any(package.startswith(("nvidia", "triton", "cuda")) for package in locked), "torch brings its own"
+    assert not {"mpich", "pytest"} & set(locked), (
+        "the site has an MPI, and nobody runs the tests there"
+    )
+    assert not any(package.startswith(("nvidia", "triton", "cuda")) for package in locked), (
+        "torch brings its own"
+    )
     assert "setuptools" in locked, "aiscale is built with it"
 
 
-# Pages ----------------------------------------------------------------------------------------------------------------
+# Pages -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -81,8 +90,14 @@ def test_a_sites_page_agrees_with_its_profile_about_jobs(name):
     text, rules = (FOLDER / name / "README.md").read_text(), site(name).scheduler
     rows = re.findall(r"^\| `(\w+)` \| *(\d*) *\| ([\d.]+) \|", text, re.M)
     told = [(place, int(nodes or 0), float(hours)) for place, nodes, hours in rows]
-    known = [(name, at.max_nodes, at.max_hours) for name, queue in rules.partitions.items() for at in queue.limits]
-    known += [(name, qos.max_nodes, qos.max_hours) for name, qos in rules.qos.items() if qos.max_hours]
+    known = [
+        (name, at.max_nodes, at.max_hours)
+        for name, queue in rules.partitions.items()
+        for at in queue.limits
+    ]
+    known += [
+        (name, qos.max_nodes, qos.max_hours) for name, qos in rules.qos.items() if qos.max_hours
+    ]
     assert sorted(told) == sorted(known)
 
 
@@ -107,23 +122,37 @@ def test_commands_files_and_versions_on_a_sites_page_exist(name):
 def test_a_sites_page_explains_what_its_launchers_set(name):
     page, files = (FOLDER / name / "README.md").read_text(), render_all(site(name)).values()
     text = "".join(line for file in files if "#SBATCH" in file for line in file.splitlines(True))
-    set_here = set(re.findall(r"\b(?:NCCL|FI|MIOPEN|TRITON|TORCH|MPICH|HDF5|CUDA|OMP|PYTHON)_?[A-Z_]+(?==)", text))
-    set_here |= {line.split()[1].partition("=")[0] for line in text.splitlines() if line.startswith("#SBATCH")}
-    obvious = {
-        f"--{word}" for word in "account time job-name output nodes ntasks-per-node gpus-per-node partition".split()
+    set_here = set(
+        re.findall(
+            r"\b(?:NCCL|FI|MIOPEN|TRITON|TORCH|MPICH|HDF5|CUDA|OMP|PYTHON)_?[A-Z_]+(?==)", text
+        )
+    )
+    set_here |= {
+        line.split()[1].partition("=")[0]
+        for line in text.splitlines()
+        if line.startswith("#SBATCH")
     }
-    assert sorted(word for word in set_here - obvious if f"{word}=" not in page and f"`{word}`" not in page) == []
+    words = "account time job-name output nodes ntasks-per-node gpus-per-node partition".split()
+    obvious = {f"--{word}" for word in words}
+    unsaid = [
+        word for word in set_here - obvious if f"{word}=" not in page and f"`{word}`" not in page
+    ]
+    assert sorted(unsaid) == []
 
 
-# The script -----------------------------------------------------------------------------------------------------------
+# The script --------------------------------------------------------------------------------------
 
 
 def wheel(folder: Path, name: str, version: str, code: str, needs: str = "") -> None:
     info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
         file.writestr(f"{name}/__init__.py", code)
-        file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
-        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}"
+        )
+        file.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         file.writestr(f"{info}/RECORD", "")
 
 
@@ -158,7 +187,9 @@ def index(folder: Path) -> str:
         project = folder / canonicalize_name(path.name.partition("-")[0])
         project.mkdir()
         path.rename(project / path.name)
-        (project / "index.html").write_text(f'<a href="{path.name.replace("+", "%2B")}">{path.name}</a>')
+        (project / "index.html").write_text(
+            f'<a href="{path.name.replace("+", "%2B")}">{path.name}</a>'
+        )
     return folder.as_uri()
 
 
@@ -168,7 +199,13 @@ class Login:
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.calls_file = folder, folder / "calls"
         here = folder / "checkout/launchers" / name
-        for made in (here, folder / "programs", folder / "checkout/src/aiscale", folder / "rocm", folder / "plain"):
+        for made in (
+            here,
+            folder / "programs",
+            folder / "checkout/src/aiscale",
+            folder / "rocm",
+            folder / "plain",
+        ):
             made.mkdir(parents=True)
         for program, text in STUBS.items():
             path = folder / "programs" / program
@@ -178,7 +215,8 @@ class Login:
         assert f" = {site(name).build.python} ]" in text
         (here / BUILD).write_text(text.replace(site(name).build.python, PYTHON))
         (here / "requirements.lock").write_text(
-            f"# for tests\nalpha==1.0\nmpi4py==4.1.2\nsetuptools=={SETUPTOOLS}\ntorch=={site(name).build.torch}\n"
+            f"# for tests\nalpha==1.0\nmpi4py==4.1.2\nsetuptools=={SETUPTOOLS}\n"
+            f"torch=={site(name).build.torch}\n"
         )
         self.script = here / BUILD
         # Environments see this Python's pip, ten times faster than installing a pip in each.
@@ -197,7 +235,8 @@ class Login:
         root = self.folder / "checkout"
         (root / "pyproject.toml").write_text(
             '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
-            '[project]\nname = "aiscale"\nversion = "0"\n[tool.setuptools.packages.find]\nwhere = ["src"]\n'
+            '[project]\nname = "aiscale"\nversion = "0"\n'
+            '[tool.setuptools.packages.find]\nwhere = ["src"]\n'
         )
         for name in ("README.md", "LICENSE", "src/aiscale/__init__.py"):
             (root / name).write_text("")
@@ -208,11 +247,22 @@ class Login:
             "HOME": str(self.folder),
             "CALLS": str(self.calls_file),
         }
-        known |= {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": index, "PIP_RETRIES": "0", "TMPDIR": str(self.folder)}
+        known |= {
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_INDEX_URL": index,
+            "PIP_RETRIES": "0",
+            "TMPDIR": str(self.folder),
+        }
         known |= {"PIP": str(self.folder / "pip")}
-        known |= {"LD_LIBRARY_PATH": "/lib", "CRAY_LD_LIBRARY_PATH": "/cray", "MODULE": str(self.folder / "module")}
+        known |= {
+            "LD_LIBRARY_PATH": "/lib",
+            "CRAY_LD_LIBRARY_PATH": "/cray",
+            "MODULE": str(self.folder / "module"),
+        }
         command = ["bash", str(self.script), *map(str, words)]
-        return subprocess.run(command, env=known | env, cwd=self.folder, capture_output=True, text=True, timeout=250)
+        return subprocess.run(
+            command, env=known | env, cwd=self.folder, capture_output=True, text=True, timeout=250
+        )
 
     def calls(self) -> str:
         return self.calls_file.read_text()
@@ -221,7 +271,9 @@ class Login:
 def says(prefix: Path, expression: str) -> str:
     code = f"import alpha, aiscale, mpi4py, torch; print({expression})"
     env = {**os.environ, "PYTHONPATH": ""}
-    done = subprocess.run([prefix / "bin/python", "-c", code], env=env, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [prefix / "bin/python", "-c", code], env=env, capture_output=True, text=True, check=True
+    )
     return done.stdout.strip()
 
 
@@ -244,29 +296,46 @@ def test_frontiers_environment_is_fetched_with_a_network_and_built_without_one(t
     assert "--offline" in login.calls().splitlines()[-3] and "unload rocm" in login.calls()
     assert says(prefix, "torch.version.hip") == "7.1"
     assert says(prefix, "mpi4py.mpicc") == "cc -shared", "against the site's MPI"
-    assert says(prefix, "aiscale.__file__").startswith(str(prefix)), "not editable: the checkout may change"
-    assert not any((place / name).exists() for name in (".cache", ".conda")), "the home directory's quota is small"
+    assert says(prefix, "aiscale.__file__").startswith(str(prefix)), (
+        "not editable: the checkout may change"
+    )
+    assert not any((place / name).exists() for name in (".cache", ".conda")), (
+        "the home directory's quota is small"
+    )
     assert not (prefix / "half").exists() and not Path(f"{prefix}.unfinished").exists()
     assert "torch==2.10.0+rocm7.1" in (prefix / "aiscale-environment.txt").read_text()
     packed = Path(f"{prefix}.tar.gz")
     for path in (prefix, packed, *prefix.rglob("*")):
         if not path.is_symlink():
             assert not path.stat().st_mode & 0o222 and path.stat().st_mode & 0o044 == 0o044, path
-    assert shlex.split(done.stderr.splitlines()[-1])[-2:] == ["export", f"AISCALE_ENVIRONMENT={packed}"]
+    assert shlex.split(done.stderr.splitlines()[-1])[-2:] == [
+        "export",
+        f"AISCALE_ENVIRONMENT={packed}",
+    ]
 
 
 @pytest.mark.parametrize(
     ("words", "env", "told"),
     [
         ((), {}, "Name a folder: build_environment.sh PREFIX"),
-        (("--wheelhouse", ".", "env"), {}, "there are no wheels in .: fill it where there is a network, by --download"),
-        (("env",), {"AISCALE_SOURCE": "/nowhere"}, "/nowhere is no checkout of aiscale: name yours in AISCALE_SOURCE"),
+        (
+            ("--wheelhouse", ".", "env"),
+            {},
+            "there are no wheels in .: fill it where there is a network, by --download",
+        ),
+        (
+            ("env",),
+            {"AISCALE_SOURCE": "/nowhere"},
+            "/nowhere is no checkout of aiscale: name yours in AISCALE_SOURCE",
+        ),
     ],
 )
 def test_an_impossible_environment_is_refused_in_one_line(words, env, told, tmp_path):
     shutil.copytree(FOLDER / "frontier", tmp_path / "launchers/frontier")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     script = tmp_path / "launchers/frontier" / BUILD
-    done = subprocess.run(["bash", script, *words], env=os.environ | env, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", script, *words], env=os.environ | env, cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 1 and told in done.stderr and len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "env").exists()

@@ -1,4 +1,4 @@
-"""Decks: figures and numbers come from the package, nothing is fetched or overflows, and a PDF has every slide."""
+"""Decks: figures and numbers come from the package, nothing overflows, PDFs have all slides."""
 
 from __future__ import annotations
 
@@ -32,18 +32,22 @@ Note: say it
 """
 #: What reaches beyond its slide, or beyond the box that it is in.
 OUTSIDE = """(() => {
-  const slide = Reveal.getCurrentSlide().querySelector('.slide'), edge = slide.getBoundingClientRect(), found = [];
+  const slide = Reveal.getCurrentSlide().querySelector('.slide');
+  const edge = slide.getBoundingClientRect(), found = [];
   for (const part of slide.querySelectorAll('*')) {
     if (part.closest('svg') && part.tagName !== 'svg') continue;
     const box = part.getBoundingClientRect();
     const name = part.tagName + ' ' + (part.textContent || part.alt || '').trim().slice(0, 60);
-    if (box.right > edge.right - 20 || box.bottom > edge.bottom - 6 || box.left < edge.left || box.top < edge.top)
+    if (box.right > edge.right - 20 || box.bottom > edge.bottom - 6
+        || box.left < edge.left || box.top < edge.top)
       found.push(name);
-    if (part.scrollHeight > part.clientHeight + 3 && part.matches('.body, .column, figure, pre')) found.push(name);
-    if (part.scrollWidth > part.clientWidth + 3 && part.matches('.body, .column, figure, pre')) found.push(name);
+    const isBox = part.matches('.body, .column, figure, pre');
+    if (part.scrollHeight > part.clientHeight + 3 && isBox) found.push(name);
+    if (part.scrollWidth > part.clientWidth + 3 && isBox) found.push(name);
   }
   for (const image of slide.querySelectorAll('img'))
-    if (!image.naturalWidth || image.clientHeight < 120) found.push('figure too small: ' + image.alt);
+    if (!image.naturalWidth || image.clientHeight < 120)
+      found.push('figure too small: ' + image.alt);
   return found.join('; ');
 })()"""
 
@@ -57,7 +61,13 @@ def small(tmp_path: Path, text: str = SMALL) -> slides.Deck:
 def show(page, html: Path) -> int:
     """Open a deck; returns how many slides it has."""
     width, height = slides.SIZE
-    page._line.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+    page._line.call(
+        "Emulation.setDeviceMetricsOverride",
+        width=width,
+        height=height,
+        deviceScaleFactor=1,
+        mobile=False,
+    )
     page.goto(html.resolve().as_uri())
     page.wait("window.Reveal && Reveal.isReady() && document.fonts.status === 'loaded'", 30)
     return page.evaluate("Reveal.getTotalSlides()")
@@ -70,8 +80,13 @@ def test_a_deck_is_one_file_with_its_numbers_figures_and_notes(tmp_path):
 
 
 def test_a_figure_of_a_notebook_that_was_not_run_is_missed_by_name(tmp_path):
-    deck = small(tmp_path, SMALL.replace("../notebooks/figures/layer.svg", "notebook:03_ddp#c20c3268"))
-    with pytest.raises(LessonError, match="c20c3268 of .*03_ddp.ipynb has no figure: aiscale notebooks --core 03_ddp"):
+    deck = small(
+        tmp_path, SMALL.replace("../notebooks/figures/layer.svg", "notebook:03_ddp#c20c3268")
+    )
+    with pytest.raises(
+        LessonError,
+        match="c20c3268 of .*03_ddp.ipynb has no figure: aiscale notebooks --core 03_ddp",
+    ):
         deck.build(tmp_path)
     assert "not run yet" in deck.build(tmp_path, as_is=True).read_text()
 
@@ -82,9 +97,13 @@ def test_a_deck_names_only_what_is_there_and_takes_about_a_minute_a_slide(deck):
         figures = slides.FIGURE.findall(text)
         for name, cell in (what.split("#") for _, kind, what in figures if kind == "notebook"):
             cells = {cell["id"]: cell for cell in lesson.notebooks([name])[0].content.cells}
-            assert "optional" not in tags(cells[cell]) and re.search(r"(plots|plt)\.", cells[cell].source), cell
+            assert "optional" not in tags(cells[cell]) and re.search(
+                r"(plots|plt)\.", cells[cell].source
+            ), cell
         if figures or slides.NUMBER.search(text):
-            assert re.search(rf"^Source: ({'|'.join(slides.KINDS)})", text, re.M), f"no source: {text}"
+            assert re.search(rf"^Source: ({'|'.join(slides.KINDS)})", text, re.M), (
+                f"no source: {text}"
+            )
     assert len(deck.texts) + 1 <= int(deck.about["minutes"]) + 3
     if deck.name[0].isdigit():
         assert 5 <= len(deck.texts) + 1 <= 9 and int(deck.about["minutes"]) <= 10
@@ -99,9 +118,17 @@ def test_the_small_deck_prints_a_page_for_each_slide_and_fetches_nothing(tmp_pat
 
 def printed(html: Path) -> Path:
     """The PDF of a deck, as `make slides` prints it."""
-    options = ["--headless", "--disable-gpu", "--disable-dev-shm-usage", "--virtual-time-budget=5000", "--no-sandbox"]
+    options = [
+        "--headless",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--virtual-time-budget=5000",
+        "--no-sandbox",
+    ]
     target = [f"--print-to-pdf={html.with_suffix('.pdf')}", f"{html.resolve().as_uri()}?print-pdf"]
-    subprocess.run([find_browser(), *options, *target], check=True, capture_output=True, timeout=180)
+    subprocess.run(
+        [find_browser(), *options, *target], check=True, capture_output=True, timeout=180
+    )
     return html.with_suffix(".pdf")
 
 
@@ -125,7 +152,11 @@ def test_no_deck_overflows_or_fetches_and_pdfs_are_complete(tmp_path):
             assert count == len(deck.texts) + 1
             for number in range(count):
                 page.evaluate(f"Reveal.slide({number})")
-                found |= {f"{deck.name} {number + 1}": outside} if (outside := page.evaluate(OUTSIDE)) else {}
+                found |= (
+                    {f"{deck.name} {number + 1}": outside}
+                    if (outside := page.evaluate(OUTSIDE))
+                    else {}
+                )
             fetched = "performance.getEntriesByType('resource').map(entry => entry.name)"
             assert [name for name in page.evaluate(fetched) if not name.startswith("data:")] == []
     assert found == {}

@@ -25,7 +25,9 @@ def test_a_run_that_is_disturbed_in_every_way_loses_nothing(tmp_path):
     paths = [str(ROOT / "tests"), str(ROOT / "launchers"), *filter(None, sys.path)]
     words = ["-m", "soak", "--rounds", "1", "--dir", str(tmp_path / "soak")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        [sys.executable, *words], env=env, capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     *strikes, verdict = done.stdout.splitlines()
     assert verdict == "round 1: nothing lost" and len(strikes) >= len(KINDS), done.stdout
@@ -46,7 +48,10 @@ def test_a_weight_off_by_its_last_bit_is_detected(trained):
     wanted = Reference.of(trained)
     name = random.Random(0).choice(sorted(wanted.weights))
     wanted.weights[name].view(-1)[-1:].view(torch.int32).bitwise_xor_(1)
-    assert difference(trained, wanted) == f"1 of {len(wanted.weights)} tensors of weights differ, {name} the first"
+    assert (
+        difference(trained, wanted)
+        == f"1 of {len(wanted.weights)} tensors of weights differ, {name} the first"
+    )
 
 
 def test_a_changed_loss_and_a_repeated_step_are_detected(trained):

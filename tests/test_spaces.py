@@ -87,7 +87,9 @@ def test_no_recipe_of_the_makefile_has_a_path_without_quotes():
 
 
 def test_no_script_of_a_test_names_its_python_without_quotes():
-    unquoted_python = re.compile(r"\{sys\.executable\}|(\.format\(|\.replace\().*[=,] ?sys\.executable\)")
+    unquoted_python = re.compile(
+        r"\{sys\.executable\}|(\.format\(|\.replace\().*[=,] ?sys\.executable\)"
+    )
     for path in (ROOT / "tests").glob("**/*.py"):
         assert not unquoted_python.search(path.read_text()), path
 

@@ -1,4 +1,4 @@
-"""Studies: refused before anything runs, resumed without a run made twice, summed up and compared as measured."""
+"""Studies: refused before anything runs, resumed without a run twice, summed up and compared."""
 
 import json
 import re
@@ -25,20 +25,32 @@ def tiny(**tables) -> dict:
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
-        ({"vary": {"presicion": ["bf16"]}}, "unknown axis or field presicion: did you mean precision?"),
+        (
+            {"vary": {"presicion": ["bf16"]}},
+            "unknown axis or field presicion: did you mean precision?",
+        ),
         ({"vary": {"place": ["disk"]}}, "place is 'disk': it must be one of memory, spooled"),
         ({"vary": {"batch": ["8"]}}, "batch is '8': write it like 8"),
         ({"vary": {"lenght": [32]}}, "unknown axis or field lenght: did you mean length?"),
         ({"vary": {"length": ["64"]}}, "length is '64': write it like 64"),
         ({"vary": {"micro_batch": [2]}}, "micro_batch is set by the axis micro: vary that"),
-        ({"vary": {"evaluate_every": [2]}}, "a study saves and evaluates nothing: leave evaluate_every"),
+        (
+            {"vary": {"evaluate_every": [2]}},
+            "a study saves and evaluates nothing: leave evaluate_every",
+        ),
         ({"vary": {"density": [0.1]}}, "strategy serial: unrecognized arguments: --density 0.1"),
         ({"vary": {"size": ["1y8"]}}, "unknown model '1y8'"),
         ({"vary": {"size": ["1x100"]}}, "model.d_model 100 is not divisible by model.n_head 3"),
         ({"vary": {"ranks": [2]}}, "strategy serial uses 1 rank, but ranks is 2: take ddp"),
         ({"vary": {"precision": ["fp16"]}}, "strategy serial has no fp16: take tp or 3d, or bf16"),
-        ({"vary": {"micro": [3]}}, "--batch is 2: it must be a multiple of 1 copies of the model x --micro-batch 3"),
-        ({"cross": [{"ranks": [3], "strategy": ["pp"]}]}, "model.n_layer 1 is not divisible by parallel.pp 3"),
+        (
+            {"vary": {"micro": [3]}},
+            "--batch is 2: it must be a multiple of 1 copies of the model x --micro-batch 3",
+        ),
+        (
+            {"cross": [{"ranks": [3], "strategy": ["pp"]}]},
+            "model.n_layer 1 is not divisible by parallel.pp 3",
+        ),
         (
             {"cross": [{"ranks": [2], "strategy": ["pp"], "size": ["2x32"]}]},
             "pp has 1 micro-batches for 2 stages: lower micro, or raise batch",
@@ -63,14 +75,22 @@ def test_every_row_of_the_kits_studies_is_a_setting_that_its_strategy_takes(name
 
 
 def test_a_cell_is_a_trainer_with_its_options():
-    axes = {"strategy": ["3d"], "ranks": [8], "precision": ["bf16"], "micro": [2], "recompute": [True]}
+    axes = {
+        "strategy": ["3d"],
+        "ranks": [8],
+        "precision": ["bf16"],
+        "micro": [2],
+        "recompute": [True],
+    }
     (cell,) = study_of(tiny(base=TINY | {"batch": 8, "size": "2x64"}, cross=[axes])).cells
     args = args_of(cell)
     assert (args.tp, args.pp, args.bf16, args.recompute, args.length) == (2, 2, True, True, 16)
     assert (args.batch, args.micro_batch) == (64, 2), "eight ranks, eight sequences each"
     words = words_of(options_of(cell))
     assert "--bf16" in words and "--fp64" not in words and "--micro-batch" in words
-    (pp,) = study_of(tiny(cross=[{"strategy": ["pp"], "ranks": [2], "size": ["2x32"], "micro": [1]}])).cells
+    (pp,) = study_of(
+        tiny(cross=[{"strategy": ["pp"], "ranks": [2], "size": ["2x32"], "micro": [1]}])
+    ).cells
     assert args_of(pp).batch == 2, "stages share a batch"
 
 
@@ -116,8 +136,20 @@ def made(monkeypatch):
         if cell["batch"] == 4:
             return {"status": "out of memory", "error": "no room"}
         seconds = 0.5 * len(cells) * (cell["micro"] or 1)  # the machine slows down
-        figures = {"epoch_s": seconds, "step_s": seconds, "steps": 1, "tokens_per_s": 1.0, "peak_bytes": 2**20}
-        return figures | {"device": "a processor", "cores": 2, "torch": "2", "python": "3", "commit": "c"}
+        figures = {
+            "epoch_s": seconds,
+            "step_s": seconds,
+            "steps": 1,
+            "tokens_per_s": 1.0,
+            "peak_bytes": 2**20,
+        }
+        return figures | {
+            "device": "a processor",
+            "cores": 2,
+            "torch": "2",
+            "python": "3",
+            "commit": "c",
+        }
 
     monkeypatch.setattr(engine, "attempt", attempt)
     return cells
@@ -143,7 +175,10 @@ def test_a_killed_study_goes_on_with_nothing_run_twice(tmp_path, made, monkeypat
     rows = run_study(study, tmp_path)
     assert len(made) == len(rows) == len(list(engine.turns(study))) and rows == load(tmp_path)
     assert entry(rows, "batch 4")["status"] == "out of memory", "a failed run is a result, too"
-    with pytest.raises(ConfigError, match="holds results of another study than tiny: name another folder with --out"):
+    with pytest.raises(
+        ConfigError,
+        match="holds results of another study than tiny: name another folder with --out",
+    ):
         run_study(study_of(tiny(vary={"micro": [2, 1]})), tmp_path)
 
 
@@ -151,7 +186,10 @@ def test_a_machine_that_slows_down_or_hesitates_does_not_change_the_ratios(tmp_p
     rows = run_study(study_of(tiny(vary={"micro": [2]}, repeats=3)), tmp_path)
     ratio = entry(rows, "micro 2")["ratio"]
     assert ratio["low"] == pytest.approx(2) and ratio["high"] == pytest.approx(2)
-    late = [{**row, "epoch_s": 1.5 * row["epoch_s"]} if row["cell"] == "micro 2" else row for row in rows]
+    late = [
+        {**row, "epoch_s": 1.5 * row["epoch_s"]} if row["cell"] == "micro 2" else row
+        for row in rows
+    ]
     assert entry(late, "micro 2")["ratio"] == ratio, "a few late steps"
 
 
@@ -160,9 +198,14 @@ def test_a_budget_is_kept(tmp_path, made, capsys):
     assert "4 runs are left: run it again" in capsys.readouterr().err
 
 
-def test_two_studies_side_by_side_say_what_changed_and_how_many_ratios_agree(tmp_path, made, capsys):
+def test_two_studies_side_by_side_say_what_changed_and_how_many_ratios_agree(
+    tmp_path, made, capsys
+):
     rows = run_study(study_of(tiny(vary={"micro": [2], "batch": [4]})), tmp_path / "a")
-    half = [{**row, "epoch_s": row.get("epoch_s", 0) / 2, "step_s": row.get("step_s", 0) / 2} for row in rows]
+    half = [
+        {**row, "epoch_s": row.get("epoch_s", 0) / 2, "step_s": row.get("step_s", 0) / 2}
+        for row in rows
+    ]
     faster = [new if row["cell"] == "micro 2" else row for new, row in zip(half, rows, strict=True)]
     (both,) = (entry for entry in side_by_side(rows, faster) if entry["cell"] == "micro 2")
     assert both["times"]["median"] == 0.5 and not both["within_10_pct"]
@@ -175,11 +218,15 @@ def test_two_studies_side_by_side_say_what_changed_and_how_many_ratios_agree(tmp
 @pytest.mark.extended
 def test_a_study_measures_on_real_ranks_and_records_what_fails(tmp_path):
     vary = {"phase": ["inference"], "size": ["1x8000000"], "precision": ["tf32"], "lr": [1e30]}
-    rows = run_study(study_of(tiny(vary=vary, cross=[{"ranks": [2], "strategy": ["ddp"]}])), tmp_path)
+    rows = run_study(
+        study_of(tiny(vary=vary, cross=[{"ranks": [2], "strategy": ["ddp"]}])), tmp_path
+    )
     found = {entry["cell"]: entry for entry in summary(rows)}
     assert found["size 1x8000000"]["status"] == "out of memory"
     assert "tf32 is a precision of GPUs" in found["precision tf32"]["error"]
-    assert re.search("the loss is nan at step .: lower --lr", found["lr 1e+30"]["error"]), "the trainer's own words"
+    assert re.search("the loss is nan at step .: lower --lr", found["lr 1e+30"]["error"]), (
+        "the trainer's own words"
+    )
     assert found["base"]["peak_bytes"] > found["phase inference"]["peak_bytes"]
     good = {cell for cell, entry in found.items() if entry["status"] == "ok"}
     assert good == {"base", "phase inference", "ranks 2, strategy ddp"}
@@ -191,7 +238,15 @@ def test_a_study_measures_on_real_ranks_and_records_what_fails(tmp_path):
 def test_a_study_whose_process_is_killed_goes_on(tmp_path):
     base = "".join(f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in TINY.items())
     (tmp_path / "tiny.toml").write_text(f"repeats = 2\n[base]\n{base}[vary]\nmicro = [1, 2]\n")
-    command = [sys.executable, "-m", "aiscale", "study", str(tmp_path / "tiny.toml"), "--out", str(tmp_path / "out")]
+    command = [
+        sys.executable,
+        "-m",
+        "aiscale",
+        "study",
+        str(tmp_path / "tiny.toml"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     wait_until(lambda: len(list((tmp_path / "out").glob("*.json"))) >= 2, 120, "two runs")
     process.kill()
@@ -200,7 +255,9 @@ def test_a_study_whose_process_is_killed_goes_on(tmp_path):
     assert 2 <= len(before) < 8
     done = aiscale(*command[3:])
     after = load(tmp_path / "out")
-    assert done.returncode == 0 and len(after) == 8 and all(row in after for row in before), "none is made twice"
+    assert done.returncode == 0 and len(after) == 8 and all(row in after for row in before), (
+        "none is made twice"
+    )
 
 
 @pytest.mark.extended
@@ -219,13 +276,23 @@ def test_a_step_peaks_within_5_percent_of_the_predicted_memory(tmp_path):
 
 def test_the_stored_study_says_of_itself_what_its_cells_say():
     stored = published.measured("study")
-    near = [cell["within_10_pct"] for cell in stored["cells"] if "ratio" in cell and cell["cell"] != "base"]
+    near = [
+        cell["within_10_pct"]
+        for cell in stored["cells"]
+        if "ratio" in cell and cell["cell"] != "base"
+    ]
     assert (stored["within_10_pct"], stored["of"]) == (sum(near), len(near))
     now = read_study("laptop")
     names = {now.label(cell).lower() for cell in (now.base, *now.cells)}
-    names |= {"place spooled", "model.model_type bert"}  # measured by the program of that commit alone
-    assert {cell["cell"] for cell in stored["cells"] if "ratio" in cell} <= names, "a row that no study has any more"
+    # measured by the program of that commit alone
+    names |= {"place spooled", "model.model_type bert"}
+    assert {cell["cell"] for cell in stored["cells"] if "ratio" in cell} <= names, (
+        "a row that no study has any more"
+    )
     bf16 = next(cell for cell in stored["cells"] if cell["cell"] == "precision bf16")
-    assert [round(ratio["median"], 2) for ratio in bf16["ratio"]] == [0.96, 1.10]  # lesson 10 says so
+    # lesson 10 says so
+    assert [round(ratio["median"], 2) for ratio in bf16["ratio"]] == [0.96, 1.10]
     for facts in stored["machines"]:
-        assert re.search(r"\d cores, torch .*, Python .*, commit \w+.* to 20\d\d-.*, load before a run", facts)
+        assert re.search(
+            r"\d cores, torch .*, Python .*, commit \w+.* to 20\d\d-.*, load before a run", facts
+        )

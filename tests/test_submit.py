@@ -1,4 +1,4 @@
-"""`aiscale submit`: every fault that a job would find after hours in a queue is named before, in one line."""
+"""`aiscale submit`: a fault that a job finds after hours in a queue is named before, in a line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ FOLDER = ROOT / "launchers"
 
 #: stand in for the site's programs on this machine; the test with a real Slurm is below
 PROGRAMS = {
-    "sbatch": 'echo "$*" >> "$CALLS"; [ -z "$REFUSE" ] || { echo "sbatch: error: $REFUSE" >&2; exit 1; }'
+    "sbatch": 'echo "$*" >> "$CALLS"; '
+    '[ -z "$REFUSE" ] || { echo "sbatch: error: $REFUSE" >&2; exit 1; }'
     '; wc -l < "$CALLS"',
     "lfs": 'echo "     /x  ${LFS_USED:-1}  ${LFS_QUOTA:-0} ${LFS_QUOTA:-0}  -  5 0 0 -"',
 }
@@ -83,42 +84,83 @@ def test_a_job_without_a_fault_is_submitted_as_it_was_checked(login, capsys):
 @pytest.mark.parametrize(
     "fault, env, words, told",
     [
-        ("environment", {"AISCALE_ENVIRONMENT": "/nowhere"}, [], "/nowhere has no bin/python → launchers/perlmutter/b"),
+        (
+            "environment",
+            {"AISCALE_ENVIRONMENT": "/nowhere"},
+            [],
+            "/nowhere has no bin/python → launchers/perlmutter/b",
+        ),
         (
             "corpus",
             {"AISCALE_CORPUS": "corpora/openwebtext"},
             [],
             "openwebtext does not exist → make it with `aiscale",
         ),
-        ("space", {"LFS_USED": "1000", "LFS_QUOTA": "2000"}, [], "1 MB are left of your quota → free some space"),
-        ("time", {"SBATCH_TIMELIMIT": "2-01:00:00"}, [], "49 h on 4 nodes in QOS regular, which allows 48 h → --"),
+        (
+            "space",
+            {"LFS_USED": "1000", "LFS_QUOTA": "2000"},
+            [],
+            "1 MB are left of your quota → free some space",
+        ),
+        (
+            "time",
+            {"SBATCH_TIMELIMIT": "2-01:00:00"},
+            [],
+            "49 h on 4 nodes in QOS regular, which allows 48 h → --",
+        ),
         (
             "time",
             {"SBATCH_QOS": "preempt"},
             [],
-            "0.5 h on 4 nodes in QOS preempt, where a job must ask for 2 h at least → --sbatch '-t 120'",
+            "0.5 h on 4 nodes in QOS preempt, where a job must ask for 2 h at least "
+            "→ --sbatch '-t 120'",
         ),
         (
             "signal",
             {"SBATCH_TIMELIMIT": "5"},
             [],
-            "the job has 300 s, and --signal asks ranks to save 300 s before its end or up to 60 s earlier",
+            "the job has 300 s, and --signal asks ranks to save 300 s before its end "
+            "or up to 60 s earlier",
         ),
-        ("layout", {}, ["--micro-batch", "7"], "16 ranks: --batch is 480 → it must be a multiple of 16 copies of"),
+        (
+            "layout",
+            {},
+            ["--micro-batch", "7"],
+            "16 ranks: --batch is 480 → it must be a multiple of 16 copies of",
+        ),
         ("layout", {}, ["--batch", "15"], "x --micro-batch 6, such as 96, or --sbatch '-N NODES'"),
-        ("Slurm", {"REFUSE": "Invalid account"}, [], "refuses it: sbatch: error: Invalid account → sacctmgr "),
-        ("Slurm", {"REFUSE": "Could not establish a configuration source"}, [], "does not answer here → submit from"),
-        ("modules", {"MISSING": "yes"}, [], "cannot be loaded: The following module(s) are unknown: pytorch/2.13.0"),
+        (
+            "Slurm",
+            {"REFUSE": "Invalid account"},
+            [],
+            "refuses it: sbatch: error: Invalid account → sacctmgr ",
+        ),
+        (
+            "Slurm",
+            {"REFUSE": "Could not establish a configuration source"},
+            [],
+            "does not answer here → submit from",
+        ),
+        (
+            "modules",
+            {"MISSING": "yes"},
+            [],
+            "cannot be loaded: The following module(s) are unknown: pytorch/2.13.0",
+        ),
     ],
 )
-def test_each_planted_fault_is_named_in_one_line_with_its_remedy(fault, env, words, told, login, capsys, monkeypatch):
+def test_each_planted_fault_is_named_in_one_line_with_its_remedy(
+    fault, env, words, told, login, capsys, monkeypatch
+):
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     status, lines, _ = submit(*words, capsys=capsys)
     (wrong,) = [line for line in lines if line.startswith("✗")]
     assert status == 1 and wrong.split()[1] == fault and told in wrong and " → " in wrong, wrong
     assert lines[-1] == f"not submitted: {fault}"
-    assert not [line for line in (login / "calls").read_text().splitlines() if "--test-only" not in line]
+    assert not [
+        line for line in (login / "calls").read_text().splitlines() if "--test-only" not in line
+    ]
 
 
 @pytest.mark.parametrize(
@@ -128,13 +170,27 @@ def test_each_planted_fault_is_named_in_one_line_with_its_remedy(fault, env, wor
         ("zero", (), "ok", "drawing weights", ""),
         ("zero", ("--model", "large"), "wrong", "which has 512 GB", "one tensor at a time"),
         ("fsdp", ("--model", "large"), "ok", "drawing weights", ""),
-        ("3d_175b", ("--no-zero1", "--tp", "8", "--pp", "4"), "wrong", "saving", "without --no-zero1"),
+        (
+            "3d_175b",
+            ("--no-zero1", "--tp", "8", "--pp", "4"),
+            "wrong",
+            "saving",
+            "without --no-zero1",
+        ),
     ],
 )
-def test_a_job_whose_ranks_overfill_a_nodes_memory_is_refused(file, words, state, told, remedy, tmp_path, monkeypatch):
+def test_a_job_whose_ranks_overfill_a_nodes_memory_is_refused(
+    file, words, state, told, remedy, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "large").mkdir()
-    shape = {"model_type": "gpt2", "n_layer": 600, "n_head": 25, "n_embd": 1600, "n_positions": 2048}
+    shape = {
+        "model_type": "gpt2",
+        "n_layer": 600,
+        "n_head": 25,
+        "n_embd": 1600,
+        "n_positions": 2048,
+    }
     (tmp_path / "large/config.json").write_text(json.dumps(shape | {"vocab_size": 50257}))
     path = FOLDER / f"frontier/{file}.sbatch"
     job = Launcher.read(path, site("frontier"), args=words)
@@ -151,14 +207,20 @@ def test_a_job_whose_ranks_overfill_a_nodes_memory_is_refused(file, words, state
     [
         (["--chain", "0"], {}, "--chain is 0: it is a number of jobs, so at least 1"),
         (["--chain", "-2"], {}, "--chain is -2: "),
-        (["--sbatch", "-t 0"], {}, "--time is 0, which asks Slurm for no limit at all: give minutes, "),
+        (
+            ["--sbatch", "-t 0"],
+            {},
+            "--time is 0, which asks Slurm for no limit at all: give minutes, ",
+        ),
         (["--sbatch", "-t 0:00"], {}, "--time is 0:00, which asks "),
         (["--sbatch", "-N 1-4"], {}, "--nodes is 1-4: price and layout follow from one number of "),
         (["--sbatch", "-N 0"], {}, "--nodes is 0: "),
         (["--sbatch=--requeue"], {"RESTARTS": "-1"}, "RESTARTS is -1: it must be a whole number"),
     ],
 )
-def test_a_setting_without_a_price_is_refused_in_one_line(words, env, told, login, capsys, monkeypatch):
+def test_a_setting_without_a_price_is_refused_in_one_line(
+    words, env, told, login, capsys, monkeypatch
+):
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     assert main(["submit", "--dry-run", *words, str(FOLDER / "perlmutter/fsdp.sbatch")]) == 2
@@ -168,7 +230,9 @@ def test_a_setting_without_a_price_is_refused_in_one_line(words, env, told, logi
 
 def test_a_line_of_sbatch_below_a_command_is_refused_as_slurm_does_not_read_it(login, capsys):
     text = (FOLDER / "perlmutter/fsdp.sbatch").read_text()
-    (login / "mine.sbatch").write_text(text.replace("#SBATCH --nodes", "umask 077\n#SBATCH --nodes"))
+    (login / "mine.sbatch").write_text(
+        text.replace("#SBATCH --nodes", "umask 077\n#SBATCH --nodes")
+    )
     number = text[: text.index("#SBATCH --nodes")].count("\n") + 1
     assert main(["submit", "--dry-run", "mine.sbatch"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -191,8 +255,12 @@ def test_limit_and_charge_of_what_the_profile_lacks_are_unknown(option, what, lo
         assert line.startswith("!") and "unknown" in line and f" profile has no {what} → " in line
 
 
-@pytest.mark.parametrize(("nodes", "packed", "state"), [(64, "", "warning"), (64, ".tar.gz", "ok"), (2, "", "ok")])
-def test_an_environment_that_many_nodes_read_should_be_packed(nodes, packed, state, login, monkeypatch):
+@pytest.mark.parametrize(
+    ("nodes", "packed", "state"), [(64, "", "warning"), (64, ".tar.gz", "ok"), (2, "", "ok")]
+)
+def test_an_environment_that_many_nodes_read_should_be_packed(
+    nodes, packed, state, login, monkeypatch
+):
     (login / "env.tar.gz").touch()
     monkeypatch.setenv("AISCALE_ENVIRONMENT", f"{login / 'env'}{packed}")
     job = Launcher.read(FOLDER / "frontier/fsdp.sbatch", site("frontier"), sbatch=f"-N {nodes}")
@@ -220,15 +288,19 @@ def test_each_refusal_of_slurms_gets_its_own_remedy(refusal, remedy, login, monk
 
 
 @pytest.mark.parametrize(
-    "options, starts, most", [("-N4 -t 12:31:00", {}, "50.07"), ("", {"CHAIN": "1", "RESTARTS": "25"}, "52")]
+    "options, starts, most",
+    [("-N4 -t 12:31:00", {}, "50.07"), ("", {"CHAIN": "1", "RESTARTS": "25"}, "52")],
 )
-def test_jobs_above_50_node_hours_are_submitted_only_with_yes(options, starts, most, login, capsys, monkeypatch):
+def test_jobs_above_50_node_hours_are_submitted_only_with_yes(
+    options, starts, most, login, capsys, monkeypatch
+):
     for name, value in starts.items():
         monkeypatch.setenv(name, value)
     file = str(FOLDER / "perlmutter/fsdp.sbatch")
     assert main(["submit", "--sbatch", options, file]) == 1
     told = capsys.readouterr().err.splitlines()[-1]
-    assert told == f"not submitted: up to {most} node-hours, more than 50: if you mean it, aiscale submit --yes {file}"
+    remedy = f"if you mean it, aiscale submit --yes {file}"
+    assert told == f"not submitted: up to {most} node-hours, more than 50: {remedy}"
     assert main(["submit", "--sbatch", options, file, "--dry-run"]) == 0
     assert all("--test-only" in line for line in (login / "calls").read_text().splitlines())
     for words in (["--yes", "--sbatch", options, file], ["--sbatch", options, file, "--yes"]):
@@ -239,10 +311,15 @@ def test_jobs_above_50_node_hours_are_submitted_only_with_yes(options, starts, m
 def test_a_dry_run_prints_the_command_and_submits_nothing(login, capsys, monkeypatch):
     monkeypatch.setenv("CHAIN", "1")
     file = FOLDER / "perlmutter/fsdp.sbatch"
-    assert main(["submit", "--dry-run", "--sbatch", "-q debug -t 20", str(file), "--steps", "7"]) == 0
+    assert (
+        main(["submit", "--dry-run", "--sbatch", "-q debug -t 20", str(file), "--steps", "7"]) == 0
+    )
     told = capsys.readouterr()
     assert told.out == f"sbatch -q debug -t 20 --requeue {shlex.quote(str(file))} --steps 7\n"
-    assert "4 nodes x 0.333333 h x 6 starts" in told.err and "at most 0.5 h on 4 nodes in QOS debug" in told.err
+    assert (
+        "4 nodes x 0.333333 h x 6 starts" in told.err
+        and "at most 0.5 h on 4 nodes in QOS debug" in told.err
+    )
     assert "--test-only" in (login / "calls").read_text()
 
 
@@ -250,13 +327,19 @@ def test_each_job_of_a_chain_waits_for_the_one_before(login, capsys):
     file = str(FOLDER / "perlmutter/fsdp.sbatch")
     assert main(["submit", "--chain", "3", "--sbatch", "-J mine", file]) == 0
     told, calls = capsys.readouterr(), (login / "calls").read_text()
-    assert told.out.split() == ["2", "3", "4"] and re.findall(r"afterany:(\d+)", calls) == ["2", "3"]
+    assert told.out.split() == ["2", "3", "4"]
+    assert re.findall(r"afterany:(\d+)", calls) == [
+        "2",
+        "3",
+    ]
     assert "4 nodes x 0.5 h x 3 jobs = 6 node-hours" in told.err
     assert main(["submit", "--chain", "3", "--sbatch", "-q debug -t 20", file]) == 1
     assert "QOS debug forbids chains" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("path", sorted(f"{file.parent.name}/{file.name}" for file in FOLDER.glob("*/*.sbatch")))
+@pytest.mark.parametrize(
+    "path", sorted(f"{file.parent.name}/{file.name}" for file in FOLDER.glob("*/*.sbatch"))
+)
 def test_every_launcher_is_read_without_being_run(path, monkeypatch):
     for name in ("SBATCH_ACCOUNT", "SBATCH_QOS", "CHAIN"):
         monkeypatch.delenv(name, raising=False)
@@ -275,15 +358,22 @@ def test_every_launcher_is_read_without_being_run(path, monkeypatch):
 
 def test_the_readmes_dense_twin_of_radius_is_the_same_training_by_ddp(tmp_path):
     [command] = re.findall(r"^sed .*$", (FOLDER / "README.md").read_text(), re.M)
-    subprocess.run(["bash", "-c", f'cd "$1" && {command.replace("> ", "> $2/")}', "-", ROOT, tmp_path], check=True)
+    subprocess.run(
+        ["bash", "-c", f'cd "$1" && {command.replace("> ", "> $2/")}', "-", ROOT, tmp_path],
+        check=True,
+    )
     sparse = Launcher.read(FOLDER / "perlmutter/radius_355m.sbatch", site("perlmutter")).training()
     dense = Launcher.read(tmp_path / "dense.sbatch", site("perlmutter")).training()
     assert (sparse.trainer, dense.trainer) == ("radius", "ddp")
     own = {"density", "interval", "dense_until"}
-    assert {key: value for key, value in vars(sparse.args).items() if key not in own} == vars(dense.args)
+    assert {key: value for key, value in vars(sparse.args).items() if key not in own} == vars(
+        dense.args
+    )
 
 
-@pytest.mark.parametrize("time, hours", [("30", 0.5), ("30:00", 0.5), ("1:30:00", 1.5), ("2-1", 49), ("1-00:30", 24.5)])
+@pytest.mark.parametrize(
+    "time, hours", [("30", 0.5), ("30:00", 0.5), ("1:30:00", 1.5), ("2-1", 49), ("1-00:30", 24.5)]
+)
 def test_times_are_read_as_sbatch_reads_them(time, hours):
     assert hours_of(time) == hours
 
@@ -291,7 +381,8 @@ def test_times_are_read_as_sbatch_reads_them(time, hours):
 @pytest.mark.slurm
 @pytest.mark.extended
 def test_under_a_real_slurm_faults_are_named_and_a_job_without_one_is_submitted(place):
-    file, env = FOLDER / "perlmutter/ddp.sbatch", {"AISCALE_ENVIRONMENT": str(place / "env"), "CALLS": "/dev/null"}
+    file = FOLDER / "perlmutter/ddp.sbatch"
+    env = {"AISCALE_ENVIRONMENT": str(place / "env"), "CALLS": "/dev/null"}
     (place / "env/bin").mkdir(parents=True)
     python = place / "env/bin/python"
     quick = 'case "$*" in *"aiscale.train."*) exit ;; *doctor*) exit ;; esac'
@@ -300,14 +391,20 @@ def test_under_a_real_slurm_faults_are_named_and_a_job_without_one_is_submitted(
     words = [sys.executable, "-m", "aiscale", "submit", "--site", "perlmutter"]
     with Cluster(site="perlmutter", nodes=2) as nodes:
 
-        def checks(*options: str, dry: bool = True, file: Path = file, **more: str) -> dict[str, dict]:
+        def checks(
+            *options: str, dry: bool = True, file: Path = file, **more: str
+        ) -> dict[str, dict]:
             command = [*words, *(["--dry-run"] if dry else []), "--sbatch", " ".join(options), file]
             done = nodes.login(command, env={**env, **more}, cwd=place, capture_output=True)
             found = {}
             for line in done.stderr.splitlines():
                 if line[:1] in STATES:
                     what, _, remedy = line[2:].partition(" → ")
-                    found[what[:16].strip()] = {"state": STATES[line[0]], "found": what[17:], "remedy": remedy}
+                    found[what[:16].strip()] = {
+                        "state": STATES[line[0]],
+                        "found": what[17:],
+                        "remedy": remedy,
+                    }
             return found
 
         for options, more, name in (
@@ -318,13 +415,17 @@ def test_under_a_real_slurm_faults_are_named_and_a_job_without_one_is_submitted(
         ):
             found = checks(*options, **more)
             assert found[name]["state"] == "wrong" and found[name]["remedy"], found[name]
-            assert (found["Slurm"]["state"] == "wrong") == (name != "environment"), "Slurm refuses it too"
+            assert (found["Slurm"]["state"] == "wrong") == (name != "environment"), (
+                "Slurm refuses it too"
+            )
         part = checks("-t 30", file=FOLDER / "perlmutter/notebook.sbatch")
-        assert part["price"]["found"].endswith("0.5 node-hours; charged to m1234: 0.03125 CPU node-hours"), (
-            "8 of 128 cores"
-        )
+        assert part["price"]["found"].endswith(
+            "0.5 node-hours; charged to m1234: 0.03125 CPU node-hours"
+        ), "8 of 128 cores"
         assert part["Slurm"]["state"] == "ok", part
         found = checks("-N2", "-t 10", dry=False)
         assert {each["state"] for each in found.values()} == {"ok"}, found
-        job = nodes.login(["squeue", "--noheader", "--states=all", "--format=%i"], capture_output=True).stdout.strip()
+        job = nodes.login(
+            ["squeue", "--noheader", "--states=all", "--format=%i"], capture_output=True
+        ).stdout.strip()
         assert nodes.wait(job) == "COMPLETED"

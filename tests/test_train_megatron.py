@@ -1,4 +1,4 @@
-"""aiscale.train.megatron: every grid trains what aiscale.train.serial trains, and a rank draws its own shard."""
+"""aiscale.train.megatron: every grid trains what serial trains; a rank draws its own shard."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ TOLERANCE = 1e-6
 
 
 def run(*command, cwd: Path, paths: str = "") -> subprocess.CompletedProcess:
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), paths])}
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), paths]),
+    }
     command = [sys.executable, "-m", *map(str, command)]
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=600)
 
@@ -42,11 +46,18 @@ def train(trainer: str, ranks: int, folder: Path, *options) -> str:
 
 
 def assert_equal(folder: Path, serial: Path, tolerance: float = TOLERANCE) -> None:
-    for kind, name in (("train", "loss"), ("train", "grad_norm"), ("train", "lr"), ("eval", "loss")):
+    for kind, name in (
+        ("train", "loss"),
+        ("train", "grad_norm"),
+        ("train", "lr"),
+        ("eval", "loss"),
+    ):
         ours, theirs = read_metrics(folder, kind), read_metrics(serial, kind)
         assert [line["step"] for line in ours] == [line["step"] for line in theirs]
         rel = 10 * tolerance if name == "grad_norm" else tolerance
-        assert [line[name] for line in ours] == pytest.approx([line[name] for line in theirs], rel=rel), name
+        assert [line[name] for line in ours] == pytest.approx(
+            [line[name] for line in theirs], rel=rel
+        ), name
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +77,14 @@ def test_each_rank_draws_its_part_of_the_model_that_the_other_trainers_draw(draw
 def test_a_rank_draws_within_twice_the_memory_of_its_shard(drawn):
     row_bytes = 4 * 4 * 512  # the longest row of a whole matrix, in fp32
     for rank in drawn:
-        assert 2_000_000 < rank["shard_bytes"] < rank["peak_bytes"] < 2 * rank["shard_bytes"] + row_bytes
-    shape = Shape(layers=2, heads=16, hidden=512, vocab=5003, seq=32)  # that of drawn_by_megatron.py
+        assert (
+            2_000_000
+            < rank["shard_bytes"]
+            < rank["peak_bytes"]
+            < 2 * rank["shard_bytes"] + row_bytes
+        )
+    # that of drawn_by_megatron.py
+    shape = Shape(layers=2, heads=16, hidden=512, vocab=5003, seq=32)
     planned = host_bytes(shape, Layout(tp=8, pp=2, global_batch=1))["drawing weights"]
     assert all(rank["peak_bytes"] - rank["shard_bytes"] <= planned for rank in drawn)
 
@@ -112,7 +129,8 @@ def test_a_run_goes_on_in_any_grid_and_equals_serial(tmp_path):
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     said = train("megatron", 1, folder, "--steps", "6", "--tp", "1", "--pp", "1", *common)
     assert f"{newest.name} is damaged ({file.name} is not what was written): going back" in said
-    # The evaluation after step 4, the last one of the run that was damaged, is taken back with the step.
+    # The evaluation after step 4, the last one of the run that was damaged, is taken back with the
+    # step.
     assert [line["step"] for line in read_metrics(folder)] == list(range(6))
     assert_equal(folder, serial)
 
@@ -122,7 +140,20 @@ def test_virtual_stages_and_tied_weights_equal_serial(tmp_path):
     folder, serial = tmp_path / "run", tmp_path / "serial"
     common = ("--model", "gpt-c", "--batch", "12", "--lr", "3e-4", *STRONG, *HELD_OUT)
     train("serial", 1, serial, "--steps", "4", *common)
-    train("megatron", 3, folder, "--steps", "2", "--tp", "1", "--pp", "3", "--virtual-stages", "2", *common)
+    train(
+        "megatron",
+        3,
+        folder,
+        "--steps",
+        "2",
+        "--tp",
+        "1",
+        "--pp",
+        "3",
+        "--virtual-stages",
+        "2",
+        *common,
+    )
     train("megatron", 2, folder, "--steps", "4", "--tp", "2", "--pp", "1", *common)
     assert_equal(folder, serial)
 
@@ -145,7 +176,10 @@ def test_a_folder_of_another_optimizer_or_trainer_is_refused_before_it_is_read(t
     one = ("--tp", "1", "--pp", "1", "--save-every", "1")
     train("megatron", 2, tmp_path / "run", "--steps", "1", *one, "--no-zero1")
     train("serial", 1, tmp_path / "serial", "--steps", "1")
-    for folder, rule in (("run", "has --no-zero1 True, not False"), ("serial", "is of the trainer serial, whose")):
+    for folder, rule in (
+        ("run", "has --no-zero1 True, not False"),
+        ("serial", "is of the trainer serial, whose"),
+    ):
         done = run("aiscale.train.megatron", "--save", folder, *one, cwd=tmp_path)
         assert done.returncode == 2 and f"--save {folder} {rule}" in done.stderr
         assert "Traceback" not in done.stderr

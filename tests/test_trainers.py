@@ -33,8 +33,9 @@ import trainer_diffs  # noqa: E402
 GROWN = [name for name in trainer_diffs.ORIGINS if (TRAIN / f"{name}.py").exists()]
 #: Lines of code that a trainer may add to the learner's script, imports and comments aside.
 MOST_ADDED = {"zero": 25, "radius": 40, "megatron": 60}
-HELPERS = """layout hugging_face trained job ranks watch data model optimizer options presets record refusal normal
-command sharded_checkpoint megatron_checkpoint megatron_layers megatron_model megatron_weights""".split()
+HELPERS = """layout hugging_face trained job ranks watch data model optimizer options presets record
+refusal normal command sharded_checkpoint megatron_checkpoint megatron_layers megatron_model
+megatron_weights""".split()
 
 
 def run(trainer, *options, ranks=1, status=0, folder, env=None):
@@ -52,7 +53,7 @@ def losses(folder):
     return [line["loss"] for line in read_metrics(folder)]
 
 
-# The code ----------------------------------------------------------------------------------------------------------
+# The code ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("trainer", GROWN)
@@ -65,9 +66,15 @@ def test_a_trainer_is_the_learners_script_and_its_diff(trainer):
 @pytest.mark.parametrize("trainer", GROWN)
 def test_a_trainer_stays_near_the_learners_script(trainer):
     assert len((TRAIN / f"{trainer}.py").read_text().splitlines()) <= 140
-    new = [line[1:].strip() for line in (TRAIN / f"{trainer}.diff").read_text().splitlines() if line[:1] == "+"]
+    new = [
+        line[1:].strip()
+        for line in (TRAIN / f"{trainer}.diff").read_text().splitlines()
+        if line[:1] == "+"
+    ]
     code = [
-        line for line in new if line and not line.startswith(("#", '"""', "import ", "from ", "torchrun", "python"))
+        line
+        for line in new
+        if line and not line.startswith(("#", '"""', "import ", "from ", "torchrun", "python"))
     ]
     assert len(code) <= MOST_ADDED.get(trainer, 20), code
 
@@ -108,7 +115,9 @@ fsdp.main(options.options().parse_args())
 sys.setprofile(None)
 print(*seen)
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     files = [file for file in done.stdout.splitlines()[-1].split() if "checkpoint" not in file]
     assert f"{TRAIN}/job.py" in files
     assert len(files) <= 6
@@ -132,7 +141,7 @@ def test_a_model_may_be_a_size_and_the_formulas_know_it(tmp_path):
     assert (shape_of("3x96").layers, shape_of("3x96").heads) == (3, 3)
 
 
-# What they compute -------------------------------------------------------------------------------------------------
+# What they compute -------------------------------------------------------------------------------
 
 
 def test_a_trainer_computes_what_the_learners_script_computes(tmp_path):
@@ -151,8 +160,13 @@ def equal_to_serial(folder, cases, *, steps=3, within=1e-12, options=("--fp64",)
     expected = losses(folder / "serial")
     assert len(expected) == steps
     for number, (trainer, ranks, *more) in enumerate(cases):
-        run(trainer, "--steps", steps, "--save", number, *options, *more, ranks=ranks, folder=folder)
-        assert losses(folder / str(number)) == pytest.approx(expected, rel=0, abs=within), (trainer, more)
+        run(
+            trainer, "--steps", steps, "--save", number, *options, *more, ranks=ranks, folder=folder
+        )
+        assert losses(folder / str(number)) == pytest.approx(expected, rel=0, abs=within), (
+            trainer,
+            more,
+        )
 
 
 def test_ddp_and_fsdp_equal_serial_in_fp64(tmp_path):
@@ -171,23 +185,48 @@ def test_every_strategy_equals_serial(tmp_path):
     equal_to_serial(tmp_path, cases)
     (tmp_path / "zero").mkdir()
     # DeepSpeed sums the squares of the norm in fp32.
-    equal_to_serial(tmp_path / "zero", [("zero", 4, "--stage", 2), ("zero", 2, "--stage", 3)], within=1e-6)
+    equal_to_serial(
+        tmp_path / "zero", [("zero", 4, "--stage", 2), ("zero", 2, "--stage", 3)], within=1e-6
+    )
     (tmp_path / "odd").mkdir()
     equal_to_serial(tmp_path / "odd", [("fsdp", 3)], options=("--fp64", "--batch", "24"))
     (tmp_path / "drawn").mkdir()
-    drawn = ("--model", "laptop", "--recompute", "--lr", "1e-3", "--min-lr", "1e-4", "--warm-up", "2")
-    equal_to_serial(tmp_path / "drawn", [("fsdp", 4), ("tp_pp", 4), ("ddp", 2)], options=("--fp64", *drawn))
+    drawn = (
+        "--model",
+        "laptop",
+        "--recompute",
+        "--lr",
+        "1e-3",
+        "--min-lr",
+        "1e-4",
+        "--warm-up",
+        "2",
+    )
+    equal_to_serial(
+        tmp_path / "drawn", [("fsdp", 4), ("tp_pp", 4), ("ddp", 2)], options=("--fp64", *drawn)
+    )
 
 
 @pytest.mark.extended
 def test_lamb_and_a_tied_head_equal_serial(tmp_path):
-    options = ("--fp64", "--model", "gpt-c", "--length", "32", "--optimizer", "lamb", "--lr", "1e-2")
+    options = (
+        "--fp64",
+        "--model",
+        "gpt-c",
+        "--length",
+        "32",
+        "--optimizer",
+        "lamb",
+        "--lr",
+        "1e-2",
+    )
     equal_to_serial(tmp_path, [("fsdp", 2), ("ddp", 2)], steps=2, options=options)
 
 
 @pytest.mark.extended
 def test_a_model_of_transformers_and_its_weights(tmp_path):
-    """GPT-J from the table is equal under DDP, FSDP and ZeRO; a folder of transformers starts from its weights."""
+    """GPT-J from the table is equal under DDP, FSDP and ZeRO.
+    A folder of transformers starts from its weights."""
     options = ("--model", "gptj-tiny")
     cases = [("ddp", 2), ("fsdp", 2), ("zero", 2, "--stage", 3)]
     equal_to_serial(tmp_path, cases, within=2e-5, options=options)
@@ -206,13 +245,17 @@ rows = windows[order[:16]]
 logits = model(input_ids=rows[:, :-1]).logits
 print(torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).item())
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
-    found, _ = run("fsdp", "--steps", 1, "--model", "theirs", "--save", "r", ranks=2, folder=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    found, _ = run(
+        "fsdp", "--steps", 1, "--model", "theirs", "--save", "r", ranks=2, folder=tmp_path
+    )
     assert found[0] == pytest.approx(float(done.stdout.split()[-1]), abs=2e-5)
 
 
 def sent_bytes(folder, trainer, steps):
-    """{collective: bytes} that a rank of two passes in all, without a checkpoint before the last step."""
+    """{collective: bytes} that a rank of two passes in all, but for a checkpoint before the end."""
     script = f"{TRAIN / trainer}.py"
     words = [
         "-m",
@@ -226,7 +269,9 @@ def sent_bytes(folder, trainer, steps):
         "99",
     ]
     program = f"from aiscale.launch import launch; raise SystemExit(launch(2, {words}))"
-    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=True
+    )
     lines = [line for line in done.stdout.splitlines() if ": calls" in line]
     return {line.partition(":")[0]: int(line.split()[-1].replace(",", "")) for line in lines}
 
@@ -261,7 +306,7 @@ def tiny_shapes():
     return [(name, weight.shape) for name, weight in model.named_parameters()]
 
 
-# Going on ----------------------------------------------------------------------------------------------------------
+# Going on ----------------------------------------------------------------------------------------
 
 
 def test_a_run_goes_on_under_another_strategy(tmp_path):
@@ -333,7 +378,11 @@ for step in range(100):
     dist.all_reduce(torch.ones(10))
 """)
     said = subprocess.run(
-        [sys.executable, "-c", "from aiscale.launch import launch; raise SystemExit(launch(4, ['late.py']))"],
+        [
+            sys.executable,
+            "-c",
+            "from aiscale.launch import launch; raise SystemExit(launch(4, ['late.py']))",
+        ],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -364,7 +413,7 @@ def test_a_site_starts_a_trainer_as_it_starts_a_script_of_yours(place):
     assert losses(place / "slurm") == pytest.approx(losses(place / "serial"), abs=2e-5)
 
 
-# Refusals ----------------------------------------------------------------------------------------------------------
+# Refusals ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -398,7 +447,8 @@ def test_bad_settings_get_one_line(tmp_path, refused):
         assert re.search(message, refused(data.read_windows, parse(given)))
     _, said = run("serial", "--batch", 15, status=2, folder=tmp_path)
     assert "--batch is 15: it must be a multiple of 1 copies of the model x --micro-batch 2" in said
-    _, said = run("zero", "--optimizer", "lamb", status=2, folder=tmp_path)  # its loss would be wrong
+    # its loss would be wrong
+    _, said = run("zero", "--optimizer", "lamb", status=2, folder=tmp_path)
     assert "--optimizer lamb with --stage 2: DeepSpeed cuts the tensors" in said
 
 
@@ -433,13 +483,17 @@ for env in {[env for env, _ in cases]}:
 print(json.dumps(found))
 """
     # in a process of its own, for the module takes over signals
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert json.loads(done.stdout) == [found for _, found in cases]
 
 
 def test_a_batch_larger_than_the_text_has_each_sequence_as_often(tmp_path):
     (tmp_path / "text").write_bytes(bytes(range(101)))
-    args = options.options().parse_args(["--length", "10", "--batch", "24", "--text", str(tmp_path / "text")])
+    args = options.options().parse_args(
+        ["--length", "10", "--batch", "24", "--text", str(tmp_path / "text")]
+    )
     windows, *_ = data.read_windows(args)
     steps = [batch[:, 0].tolist() for _, batch in data.batches(windows, 0, args, 0, 1)]
     assert len(steps) == args.steps and all(len(step) == 24 for step in steps)
@@ -465,14 +519,14 @@ def test_a_run_of_an_earlier_aiscale_is_refused_by_name(tmp_path):
     assert "holds a run of an earlier aiscale" in record.other_training(args, 1)
 
 
-# What comes of a run ------------------------------------------------------------------------------------------------
+# What comes of a run -----------------------------------------------------------------------------
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("trainer", ["fsdp", "zero"])
 @pytest.mark.parametrize("model", ["tiny", "gptj-tiny"])
 def test_an_exported_model_has_the_loss_that_training_ended_with(tmp_path, trainer, model):
-    """The next step's loss, of a training that goes on, is the exported model's on the same batch."""
+    """The next step's loss, of a training that goes on, is the exported model's on its batch."""
     options = ("--model", model, "--save", "run")
     run(trainer, "--steps", 2, *options, ranks=2, folder=tmp_path)
     command = [sys.executable, "-m", "aiscale", "export", "run", "exported"]
@@ -489,5 +543,7 @@ windows, *_ = read_windows(args)
 logits = AutoModelForCausalLM.from_pretrained("exported")(rows[:, :-1]).logits
 print(torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).item())
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert after[2] == pytest.approx(float(done.stdout.split()[-1]), abs=2e-5)

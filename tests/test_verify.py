@@ -18,7 +18,10 @@ def verdicts_of(faults, folder) -> dict:
     with pytest.MonkeyPatch.context() as patch:
         for case in faulty.values():
             patch.setitem(CASES, case.name, case)
-        verdicts = {verdict.case.name: verdict for verdict in verify([case.name for case in faulty.values()])}
+        verdicts = {
+            verdict.case.name: verdict
+            for verdict in verify([case.name for case in faulty.values()])
+        }
     return {fault: verdicts[case.name] for fault, case in faulty.items()}
 
 
@@ -74,7 +77,8 @@ def test_every_trainer_gives_the_serial_result():
 
 
 def test_a_case_whose_job_fails_is_failed_with_the_reason(monkeypatch, capsys):
-    monkeypatch.setitem(CASES, "broken", Case("broken", "megatron", 2, "--tp 2 --pp 1", 6))  # in fp64
+    # in fp64
+    monkeypatch.setitem(CASES, "broken", Case("broken", "megatron", 2, "--tp 2 --pp 1", 6))
     (verdict,) = verify(["broken"])
     assert not verdict.holds and "--fp64: Megatron-Core computes the loss in fp32" in verdict.error
 

@@ -1,4 +1,4 @@
-"""Which rank a job waits for, from what all ranks have begun. tests/test_trainers.py has a job that hangs."""
+"""Which rank a job waits for, by what all ranks have begun. A hanging job: test_trainers.py."""
 
 from __future__ import annotations
 
@@ -23,8 +23,12 @@ def test_a_rank_that_has_begun_fewer_collectives_is_named():
 
 
 def test_a_rank_in_another_collective_or_with_other_sizes_is_named():
-    assert found(table(4), [table(4, "gloo:barrier"), table(4)]) == {1: "is in gloo:barrier of [[8]]"}
-    assert found(table(4), [table(4), table(4, sizes=[[16]])]) == {2: "is in gloo:all_reduce of [[16]]"}
+    assert found(table(4), [table(4, "gloo:barrier"), table(4)]) == {
+        1: "is in gloo:barrier of [[8]]"
+    }
+    assert found(table(4), [table(4), table(4, sizes=[[16]])]) == {
+        2: "is in gloo:all_reduce of [[16]]"
+    }
 
 
 def test_of_a_silent_rank_and_a_late_one_both_are_told():

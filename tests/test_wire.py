@@ -1,4 +1,4 @@
-"""Every call of a collective is counted once, with its whole payload, under the name of its group."""
+"""Every call of a collective is counted once, its whole payload, under its group's name."""
 
 import json
 import subprocess
@@ -25,7 +25,8 @@ def whole(): return torch.empty(12 * n)
 def part(): return torch.empty(12 // n)
 def gather_list(): return [torch.empty(12) for _ in range(n)]
 def exchange():
-    to, back = dist.P2POp(dist.isend, x, (r + 1) % n), dist.P2POp(dist.irecv, torch.empty(12), (r - 1) % n)
+    to = dist.P2POp(dist.isend, x, (r + 1) % n)
+    back = dist.P2POp(dist.irecv, torch.empty(12), (r - 1) % n)
     for work in dist.batch_isend_irecv([to, back]):
         work.wait()
 calls = {
@@ -33,17 +34,25 @@ calls = {
     "all_reduce coalesced": lambda: dist.all_reduce_coalesced([x, x]),
     "all_reduce of a coalescing manager": lambda: twice(lambda: dist.all_reduce(x)),
     "all_reduce functional": lambda: fc.all_reduce(x, "sum", group).sum(),
-    "all_reduce functional coalesced": lambda: sum(t.sum() for t in fc.all_reduce_coalesced([x, x], "sum", group)),
+    "all_reduce functional coalesced": lambda: sum(
+        t.sum() for t in fc.all_reduce_coalesced([x, x], "sum", group)
+    ),
     "all_gather": lambda: dist.all_gather(gather_list(), x),
     "all_gather into tensor": lambda: dist.all_gather_into_tensor(whole(), x),
     "all_gather by its oldest name": lambda: group._allgather_base(whole(), x).wait(),
-    "all_gather of a coalescing manager": lambda: twice(lambda: dist.all_gather_into_tensor(whole(), x)),
+    "all_gather of a coalescing manager": lambda: twice(
+        lambda: dist.all_gather_into_tensor(whole(), x)
+    ),
     "all_gather functional": lambda: fc.all_gather_tensor(x, 0, group).sum(),
-    "all_gather functional coalesced": lambda: [t.sum() for t in fc.all_gather_into_tensor_coalesced([x, x], group)],
+    "all_gather functional coalesced": lambda: [
+        t.sum() for t in fc.all_gather_into_tensor_coalesced([x, x], group)
+    ],
     "reduce_scatter of a list": lambda: dist.reduce_scatter(part(), list(x.chunk(n))),
     "reduce_scatter": lambda: dist.reduce_scatter_tensor(part(), x),
     "reduce_scatter by its oldest name": lambda: group._reduce_scatter_base(part(), x).wait(),
-    "reduce_scatter of a coalescing manager": lambda: twice(lambda: dist.reduce_scatter_tensor(part(), x)),
+    "reduce_scatter of a coalescing manager": lambda: twice(
+        lambda: dist.reduce_scatter_tensor(part(), x)
+    ),
     "reduce_scatter functional": lambda: fc.reduce_scatter_tensor(x, "sum", 0, group).sum(),
     "broadcast": lambda: dist.broadcast(x, 0),
     "broadcast functional": lambda: fc.broadcast(x, 0, group).sum(),
@@ -164,12 +173,15 @@ def test_nccl_is_counted_like_gloo(tmp_path):
     dist.all_gather_into_tensor(torch.empty(12, device=world.device), x)
     with world.control():
         dist.all_reduce(x)
-    say(dist.group.WORLD._get_backend(world.device).name(), world.traffic.snapshot(), world.traffic.control_counts)
+    name = dist.group.WORLD._get_backend(world.device).name()
+    say(name, world.traffic.snapshot(), world.traffic.control_counts)
     """
     done = run_ranks(code, 1, tmp_path, launcher="aiscale")
     one = "Count(calls=1, payload_bytes=48)"
     snapshot = f"{{('all_reduce', 1): {one}, ('all_gather', 1): {one}}}"
-    assert done.stdout.splitlines() == [f"nccl {snapshot} {{('all_reduce', 1): {one}}}"], done.stderr
+    assert done.stdout.splitlines() == [f"nccl {snapshot} {{('all_reduce', 1): {one}}}"], (
+        done.stderr
+    )
 
 
 SCRIPT = """
@@ -180,7 +192,8 @@ layer = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
 layer(torch.ones(3, 64)).sum().backward()
 with traffic.count() as sent:
     layer(torch.ones(3, 64)).sum().backward()
-    dist.all_gather(list(torch.empty(2, 5).bfloat16()), torch.ones(5).bfloat16(), group=dist.new_group([0, 1]))
+    parts, part = list(torch.empty(2, 5).bfloat16()), torch.ones(5).bfloat16()
+    dist.all_gather(parts, part, group=dist.new_group([0, 1]))
 assert sent["all_reduce"].payload_bytes == sum(p.grad.nbytes for p in layer.parameters()), sent
 assert sent["all_gather"].payload_bytes == 20 and "all_gather: calls 1, bytes 20" in str(sent), sent
 with traffic.count() as nothing:
@@ -193,5 +206,7 @@ dist.destroy_process_group()
 def test_traffic_counts_the_collectives_of_any_script(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run([*torchrun, tmp_path / "script.py"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [*torchrun, tmp_path / "script.py"], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr

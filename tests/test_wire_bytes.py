@@ -1,6 +1,4 @@
-"""Bytes that gloo really sends, counted by the network interface, against cost.wire_bytes; all collectives, 2 to 4
-ranks.
-"""
+"""Bytes that gloo really sends, by the network interface, against cost.wire_bytes: 2 to 4 ranks."""
 
 import json
 
@@ -25,7 +23,7 @@ for op, work in collectives(world, 12 * 2**20).items():  # divisible by 2, 3 and
     counted = world.traffic.groups()
     sends = [sent_by(work)]
     counts = {name: c.payload_bytes for (name, _), c in world.traffic.groups_since(counted).items()}
-    # A kernel that gets no core in time sends a segment twice; the payload itself can never be less.
+    # A kernel that gets no core in time sends a segment twice; the payload can never be less.
     sends += [sent_by(work) for _ in range(4)]
     if r == 0:
         os.write(1, (json.dumps([op, min(sends), counts[op]]) + "\\n").encode())
@@ -43,5 +41,10 @@ def test_the_interface_counts_the_predicted_bytes(n, tmp_path):
         assert payload == 12 * 2**20, op
         ranks = 1 if op == "send" else n  # all ranks send on the same loopback
         predicted = ranks * cost.wire_bytes(op, payload, n, "gloo")
-        # Headers and acknowledgements: at most 2 % with segments of 64 kB, plus some kB for barriers.
-        assert predicted * 0.999 < sent < predicted * 1.02 + 50_000, (op, sent / payload, predicted / payload)
+        # Headers and acknowledgements: at most 2 % with segments of 64 kB, plus some kB for
+        # barriers.
+        assert predicted * 0.999 < sent < predicted * 1.02 + 50_000, (
+            op,
+            sent / payload,
+            predicted / payload,
+        )

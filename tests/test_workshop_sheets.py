@@ -1,4 +1,4 @@
-"""Glossary and cheat sheet are true: commands exist, numbers are `cost`'s, terms occur in the lessons they name."""
+"""Glossary and cheat sheet are true: commands exist, numbers are `cost`'s, terms are in lessons."""
 
 from __future__ import annotations
 
@@ -16,8 +16,15 @@ from aiscale.train.options import options
 
 ROOT = Path(__file__).parents[1]
 SHEET = (ROOT / "workshop" / "cheat_sheet.html").read_text()
-CODES = [html.unescape(re.sub(r"\s+", " ", code)) for code in re.findall(r"<code.*?>(.*?)</code>", SHEET, re.S)]
-AISCALE = [shlex.split(code.partition("aiscale ")[2]) for code in CODES if re.search(r"\baiscale [a-z]", code)]
+CODES = [
+    html.unescape(re.sub(r"\s+", " ", code))
+    for code in re.findall(r"<code.*?>(.*?)</code>", SHEET, re.S)
+]
+AISCALE = [
+    shlex.split(code.partition("aiscale ")[2])
+    for code in CODES
+    if re.search(r"\baiscale [a-z]", code)
+]
 GPT2 = model_of("gpt2")
 A100 = machines.find("a100-sxm4-80gb")
 LINK = cost.AlphaBeta(latency_s=10e-6, bandwidth_bytes_s=25e9)
@@ -37,14 +44,21 @@ NUMBERS = {
     "fp32 bytes": BYTES["slide, fp32 AdamW"],
     "mixed bytes": BYTES["ZeRO paper"],
     "megatron bytes": BYTES["Megatron-Core, bf16"],
-    **{f"zero{stage} GB": sum(cost.zero_state_bytes(7.5e9, stage, dp=64).values()) / 1e9 for stage in range(4)},
+    **{
+        f"zero{stage} GB": sum(cost.zero_state_bytes(7.5e9, stage, dp=64).values()) / 1e9
+        for stage in range(4)
+    },
     "checkpoint GB": 12 * cost.parameter_count(GPT2) / 1e9,
     "ring MB": cost.wire_bytes("all_reduce", 100, world=8),
     "ring steps": cost.collective_terms("all_reduce", 100, world=8)[0],
     "ring ms": LINK.seconds("all_reduce", 100e6, world=8) * 1e3,
     "activations GiB": cost.korthikanti_activation_bytes(GPT2, 1, 1024) / 2**30,
-    "activations selective GiB": cost.korthikanti_activation_bytes(GPT2, 1, 1024, recompute="selective") / 2**30,
-    "activations full MiB": cost.korthikanti_activation_bytes(GPT2, 1, 1024, recompute="full") / 2**20,
+    "activations selective GiB": cost.korthikanti_activation_bytes(
+        GPT2, 1, 1024, recompute="selective"
+    )
+    / 2**30,
+    "activations full MiB": cost.korthikanti_activation_bytes(GPT2, 1, 1024, recompute="full")
+    / 2**20,
     "bubble %": 100 * cost.bubble("1f1b", 8, 64),
     "bubble of the step %": 100 / (1 + 1 / cost.bubble("1f1b", 8, 64)),
     "bubble interleaved %": 100 * cost.bubble("interleaved", 8, 64, virtual_stages=2),
@@ -58,7 +72,9 @@ def test_numbers_on_the_sheet_are_those_of_cost():
         assert f"{NUMBERS[name]:,.{len(text.partition('.')[2])}f}" == text, name
 
 
-@pytest.mark.parametrize("words", [words for words in AISCALE if words[0] != "submit"], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [words for words in AISCALE if words[0] != "submit"], ids=" ".join
+)
 def test_aiscale_commands_parse_and_their_settings_exist(words):
     if words[0] == "train":
         parser = options(words[1])

@@ -1,4 +1,4 @@
-"""The scripts that lessons write learn what one process does, however they are spread, started, killed and resumed."""
+"""The scripts that lessons write learn what one process does, however spread, killed or resumed."""
 
 from __future__ import annotations
 
@@ -39,13 +39,24 @@ def losses(said: str) -> list[tuple[int, float]]:
 
 def start(*command, cwd: Path, env=None) -> subprocess.CompletedProcess:
     env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
-    return subprocess.run([*map(str, command)], cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        [*map(str, command)], cwd=cwd, env=env, capture_output=True, text=True, timeout=300
+    )
 
 
-def train(name: str, ranks: int, cwd: Path, *options, steps: int = STEPS) -> list[tuple[int, float]]:
+def train(
+    name: str, ranks: int, cwd: Path, *options, steps: int = STEPS
+) -> list[tuple[int, float]]:
     by_mpi = [Path(sys.executable).with_name("mpiexec"), "-n", ranks, sys.executable]
     command = by_mpi if name == "train_mpi.py" else [*TORCHRUN, f"--nproc-per-node={ranks}"]
-    done = start(*command, SCRIPTS / name, f"--text={cwd.parent / 'text'}", f"--steps={steps}", *options, cwd=cwd)
+    done = start(
+        *command,
+        SCRIPTS / name,
+        f"--text={cwd.parent / 'text'}",
+        f"--steps={steps}",
+        *options,
+        cwd=cwd,
+    )
     assert done.returncode == 0, done.stderr
     if name == "train_megatron.py":  # its warnings are for its authors
         assert not re.search("warning|deprecat", done.stderr, re.IGNORECASE), done.stderr
@@ -57,7 +68,13 @@ def serial(tmp_path_factory):
     """train.py over three epochs of a short text, in the folder above those in which ranks run."""
     place = tmp_path_factory.mktemp("serial")
     (place.parent / "text").write_text(Path(__file__).read_text()[:7000])
-    done = start(sys.executable, SCRIPTS / "train.py", f"--text={place.parent / 'text'}", f"--steps={STEPS}", cwd=place)
+    done = start(
+        sys.executable,
+        SCRIPTS / "train.py",
+        f"--text={place.parent / 'text'}",
+        f"--steps={STEPS}",
+        cwd=place,
+    )
     assert done.returncode == 0, done.stderr
     printed = losses(done.stdout)
     assert len(printed) == STEPS and printed[-1][1] < printed[0][1]
@@ -75,12 +92,16 @@ def assert_equal(found, serial) -> None:
     assert worst < TOLERANCE, f"losses differ from train.py's by {worst}"
 
 
-@pytest.mark.parametrize("notebook", lesson.notebooks(root=ROOT / "notebooks"), ids=lambda notebook: notebook.name)
+@pytest.mark.parametrize(
+    "notebook", lesson.notebooks(root=ROOT / "notebooks"), ids=lambda notebook: notebook.name
+)
 def test_what_the_cells_of_a_lesson_write_lies_in_your_own(notebook, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     shell, written = InteractiveShell.instance(), set()
     code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
-    assert len(re.findall(r"^\s*(?:for |\w+, )?folder(?: =|, )", code, re.M)) <= 1, "another value than the parameter's"
+    assert len(re.findall(r"^\s*(?:for |\w+, )?folder(?: =|, )", code, re.M)) <= 1, (
+        "another value than the parameter's"
+    )
     scripts.load_ipython_extension(shell)
     for cell in notebook.cells:
         if magic := re.match(r"%%(write|change) (.*)\n", cell.source):
@@ -116,7 +137,9 @@ def test_a_cell_that_is_edited_and_run_again_replaces_what_it_wrote(tmp_path, ca
     for y in (1, 1, 2):
         shell.run_cell_magic("write", f"-a {script}", f"class B:\n    y = {y}\n")
     assert script.read_text() == f"{first}\n\nclass B:\n    y = 2\n"
-    assert [line.endswith("write the rest") for line in capsys.readouterr().out.splitlines()] == [False] * 3 + [True]
+    assert [line.endswith("write the rest") for line in capsys.readouterr().out.splitlines()] == [
+        False
+    ] * 3 + [True]
 
 
 def test_cells_write_into_a_folder_whose_name_has_a_space(tmp_path):
@@ -215,8 +238,12 @@ SPREAD = [
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize(("name", "before", "after", "options"), SPREAD, ids=[name for name, *_ in SPREAD])
-def test_each_script_learns_what_one_process_learns_and_goes_on(name, before, after, options, serial, cwd):
+@pytest.mark.parametrize(
+    ("name", "before", "after", "options"), SPREAD, ids=[name for name, *_ in SPREAD]
+)
+def test_each_script_learns_what_one_process_learns_and_goes_on(
+    name, before, after, options, serial, cwd
+):
     first = train(name, before, cwd, *options, steps=7)
     assert_equal(first + train(name, after, cwd, *options), serial)
 
@@ -256,21 +283,35 @@ def test_radius_falls_behind_by_little_and_by_nothing_if_every_step_is_dense(opt
 @pytest.mark.parametrize("name", ["train_ddp.py", "train_fsdp.py"])
 def test_a_killed_rank_costs_steps_and_changes_no_loss(name, serial, cwd):
     """SIGKILL after step 8; the last checkpoint is of 6 steps. torchrun starts all ranks anew."""
-    command = [*TORCHRUN, "--nproc-per-node=2", "--max-restarts=1", SCRIPTS / name, f"--text={cwd.parent / 'text'}"]
+    command = [
+        *TORCHRUN,
+        "--nproc-per-node=2",
+        "--max-restarts=1",
+        SCRIPTS / name,
+        f"--text={cwd.parent / 'text'}",
+    ]
     command += [f"--steps={STEPS}", "--save-every=3"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     found = []
-    with subprocess.Popen(list(map(str, command)), cwd=cwd, env=env, stdout=subprocess.PIPE, text=True) as job:
+    with subprocess.Popen(
+        list(map(str, command)), cwd=cwd, env=env, stdout=subprocess.PIPE, text=True
+    ) as job:
         for line in job.stdout:
             found += losses(line)
             if len(found) == 8:
-                ranks = [child for child in psutil.Process(job.pid).children() if name in " ".join(child.cmdline())]
+                ranks = [
+                    child
+                    for child in psutil.Process(job.pid).children()
+                    if name in " ".join(child.cmdline())
+                ]
                 ranks[-1].kill()
                 found.append(found[-1])  # so that this happens once
     assert job.returncode == 0
     del found[8]
     again = next(i for i in range(1, len(found)) if found[i][0] <= found[i - 1][0])
-    assert found[again][0] % 3 == 0 and found[again][0] >= 6, "it did not go on from the last checkpoint"
+    assert found[again][0] % 3 == 0 and found[again][0] >= 6, (
+        "it did not go on from the last checkpoint"
+    )
     for half in (found[:again], found[again:]):
         assert_equal(half, [pair for pair in serial if half[0][0] <= pair[0] <= half[-1][0]])
     assert found[-1][0] == STEPS - 1
@@ -296,7 +337,9 @@ APART = [
 
 
 @pytest.mark.parametrize(("name", "ranks"), APART)
-def test_nodes_that_do_not_share_the_folder_of_the_checkpoint_take_no_step(name, ranks, serial, cwd):
+def test_nodes_that_do_not_share_the_folder_of_the_checkpoint_take_no_step(
+    name, ranks, serial, cwd
+):
     train(name, 2 * ranks, cwd, steps=2)
     other = cwd.with_name(f"{cwd.name}_other_node")
     other.mkdir()
@@ -343,7 +386,7 @@ def said_by_mpi_in(folders: list[Path], *words) -> str:
 @pytest.mark.slurm
 @pytest.mark.extended
 def test_srun_starts_the_same_scripts(serial, place, monkeypatch):
-    """On two virtual nodes: rank, address and port from what Slurm says; no card that this process chose for itself."""
+    """On two virtual nodes: rank, address and port by Slurm; no card of this process's choice."""
     for name in ("GLOO_SOCKET_IFNAME", rendezvous._OUR_CARD):
         monkeypatch.setenv(name, "lo")
     for name in ("MASTER_ADDR", "MASTER_PORT"):  # an earlier test of this process may have set it
@@ -351,10 +394,18 @@ def test_srun_starts_the_same_scripts(serial, place, monkeypatch):
     (place / "text").write_text(Path(__file__).read_text()[:7000])
     with Cluster(nodes=2, share=[SCRIPTS]) as nodes:
         for name in ("train_ddp.py", "train_fsdp.py"):
-            command = ["bash", SCRIPTS / "with_slurm.sh", sys.executable, SCRIPTS / name, f"--text={place / 'text'}"]
+            command = [
+                "bash",
+                SCRIPTS / "with_slurm.sh",
+                sys.executable,
+                SCRIPTS / name,
+                f"--text={place / 'text'}",
+            ]
             command += [f"--steps={STEPS}", f"--save={place / name}.saved"]
             env = {"OMP_NUM_THREADS": "1"}
-            done = nodes.run(command, ntasks=4, cwd=place, env=env, capture_output=True, timeout=300)
+            done = nodes.run(
+                command, ntasks=4, cwd=place, env=env, capture_output=True, timeout=300
+            )
             assert done.returncode == 0, done.stderr
             assert_equal(losses(done.stdout), serial)
 
@@ -363,7 +414,7 @@ def test_srun_starts_the_same_scripts(serial, place, monkeypatch):
 @pytest.mark.slurm
 @pytest.mark.timeout(620)
 def test_the_launcher_of_your_own_script_trains_one_to_its_end(serial, place):
-    """The shipped file, as it is, on two virtual nodes: 8 ranks, whose losses are those of one process."""
+    """The shipped file, as it is, on two virtual nodes: 8 ranks, with the losses of one process."""
     (place / "text").write_text(Path(__file__).read_text()[:7000])
     python = place / ".venv/bin/python"  # where the launcher looks
     python.parent.mkdir(parents=True)
@@ -373,17 +424,36 @@ def test_the_launcher_of_your_own_script_trains_one_to_its_end(serial, place):
         launcher = SCRIPTS.parents[1] / "launchers/perlmutter/your_own.sbatch"
         words = [SCRIPTS / "train_ddp.py", f"--text={place / 'text'}", f"--steps={STEPS}"]
         job = nodes.submit(launcher, "--nodes=2", "--time=10", args=words, cwd=place)
-        assert nodes.wait(job, timeout_s=400) == "COMPLETED", (place / f"your_own-{job}.out").read_text()
+        assert nodes.wait(job, timeout_s=400) == "COMPLETED", (
+            place / f"your_own-{job}.out"
+        ).read_text()
     assert_equal(losses((place / f"your_own-{job}.out").read_text()), serial)
 
 
 @pytest.mark.extended
 def test_flags_alone_spread_a_trainer_of_transformers(tmp_path):
-    flags = ["--max_steps=4", "--logging_steps=1", "--per_device_train_batch_size=4", "--save_strategy=no"]
-    flags += ["--report_to=none", "--disable_tqdm=true", "--output_dir=out", "--use_cpu", "--ddp_backend=gloo"]
+    flags = [
+        "--max_steps=4",
+        "--logging_steps=1",
+        "--per_device_train_batch_size=4",
+        "--save_strategy=no",
+    ]
+    flags += [
+        "--report_to=none",
+        "--disable_tqdm=true",
+        "--output_dir=out",
+        "--use_cpu",
+        "--ddp_backend=gloo",
+    ]
     said = {}
     for way in ("", "--fsdp", f"--deepspeed={SCRIPTS / 'ds_config.json'}"):
-        command = [*TORCHRUN, "--nproc-per-node=2", SCRIPTS / "trainer.py", *flags, *filter(None, [way])]
+        command = [
+            *TORCHRUN,
+            "--nproc-per-node=2",
+            SCRIPTS / "trainer.py",
+            *flags,
+            *filter(None, [way]),
+        ]
         done = start(*command, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         said[way] = re.findall(r"'loss': '?([\d.]+)", done.stdout)
@@ -396,4 +466,7 @@ def test_ranks_that_hang_say_where_and_who_did_not_come(tmp_path):
     done = start(*command, cwd=tmp_path)
     assert done.returncode
     assert "Rank 1 failed to pass monitoredBarrier" in done.stderr
-    assert "rank 0 recorded number 3: gloo:all_reduce" in done.stdout and "rank 1 recorded number 4" in done.stdout
+    assert (
+        "rank 0 recorded number 3: gloo:all_reduce" in done.stdout
+        and "rank 1 recorded number 4" in done.stdout
+    )

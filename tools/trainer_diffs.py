@@ -1,9 +1,10 @@
-"""Writes src/aiscale/train/X.diff: the changes that make the trainer X of the script that a lesson arrives at.
+"""Writes src/aiscale/train/X.diff: the changes that make the trainer X of a lesson's script.
 
     python tools/trainer_diffs.py
 
-Run it after you have edited a trainer or a script of workshop/your_own. The changes are written as `%%change` takes
-them: places between @@, each with as many lines that stay as tell it from all others.
+Run it after you have edited a trainer or a script of workshop/your_own. The changes are written as
+`%%change` takes them: places between @@, each with as many lines that stay as tell it from all
+others.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def differences(old: str, new: str) -> str:
     """Changes that make `new` of `old`, for aiscale.lesson.scripts.changed."""
     before, after = old.splitlines(), new.splitlines()
     places = []
-    for kind, a, b, c, d in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+    for kind, a, b, c, d in difflib.SequenceMatcher(
+        None, before, after, autojunk=False
+    ).get_opcodes():
         if kind != "equal":
             places.append([a, b, c, d])
     return "@@\n".join(_place(before, after, place) for place in places)
@@ -48,7 +51,9 @@ def differences(old: str, new: str) -> str:
 def _place(before: list[str], after: list[str], place: list[int]) -> str:
     a, b, c, d = place
     above = 0
-    while not _stands_once(before, before[a - above : b]) or _is_there(before, before[a - above : a] + after[c:d]):
+    while not _stands_once(before, before[a - above : b]) or _is_there(
+        before, before[a - above : a] + after[c:d]
+    ):
         above += 1
         if above > a:
             raise ValueError(f"no lines above tell this place from another: {before[a:b]}")

@@ -1,14 +1,16 @@
-"""Fits the planner's constants to the published runs, on all sources and with each of them left out.
+"""Fits the planner's constants to the published runs, on all sources and without each of them.
 
-    python benchmarks/planner/fit.py     # eighteen fits in six minutes; writes constants.toml and left_out.json
+    python benchmarks/planner/fit.py     # eighteen fits in six minutes
 
-Then `scoreboard.py --store` says what it changed. A coordinate search over the constants that have a range, each from
-its prior: the same values on every machine and at every run, which `tests/test_plan.py` checks. scipy's Powell ends
-within 1 % of the same loss, in eight times the time.
+It writes constants.toml and left_out.json. Then `scoreboard.py --store` says what it changed. A
+coordinate search over the constants that have a range, each from its prior: the same values on
+every machine and at every run, which `tests/test_plan.py` checks. scipy's Powell ends within 1 % of
+the same loss, in eight times the time.
 
-A source counts as the root of its rows, 100 at most, so the large sweep does not drown the others; of a long table a
-fixed part of the rows is used. A charge for the distance from the prior keeps a constant there if few rows depend on
-it, but for those that one source alone shows. An error beyond CAP counts as CAP: a stall does not pull.
+A source counts as the root of its rows, 100 at most, so the large sweep does not drown the others;
+of a long table a fixed part of the rows is used. A charge for the distance from the prior keeps a
+constant there if few rows depend on it, but for those that one source alone shows. An error beyond
+CAP counts as CAP: a stall does not pull.
 """
 
 from __future__ import annotations
@@ -31,18 +33,31 @@ CHARGE = 0.03
 ROUNDS = 4
 FITTED = tuple(name for name, row in TABLE["constants"].items() if "range" in row)
 MEMORY = (
-    "stream_bytes", "gated_bytes", "gelu_bytes", "undivided_bytes", "gathered_bytes", "ends_kept", "logit_bytes_held",
-    "allocator", "base_bytes", "smi_cache",
-)  # fmt: skip
+    "stream_bytes",
+    "gated_bytes",
+    "gelu_bytes",
+    "undivided_bytes",
+    "gathered_bytes",
+    "ends_kept",
+    "logit_bytes_held",
+    "allocator",
+    "base_bytes",
+    "smi_cache",
+)
 TIME = tuple(name for name in FITTED if name not in MEMORY)
 FREE = ("further_node_s", "launch_peer_s")  #: without a charge: one source alone shows them
 
 
 def rows_of(sources: Iterable[str], without: str = "") -> dict[str, list[list[Run]]]:
-    """The rows that are fitted, of each source, for time and for memory; `without` the models whose name begins so."""
+    """The rows of each source that are fitted, for time and for memory.
+    `without` leaves out models whose name begins so."""
     chosen: dict[str, list[list[Run]]] = {"time": [], "memory": []}
     for source in sources:
-        ran = [run for run in runs(source) if run.ran and not (without and run.model.startswith(without))]
+        ran = [
+            run
+            for run in runs(source)
+            if run.ran and not (without and run.model.startswith(without))
+        ]
         for what, rows in (("time", [run for run in ran if run.step_s]), ("memory", ran)):
             if rows:
                 chosen[what].append(rows[:: -(-len(rows) // MOST_ROWS)])
@@ -50,8 +65,9 @@ def rows_of(sources: Iterable[str], without: str = "") -> dict[str, list[list[Ru
 
 
 def fit(rows: dict[str, list[list[Run]]]) -> dict[str, float]:
-    """Start at each constant's prior, a count or another's benchmark, and move one constant after another, by a shorter
-    stride each round. What no run depends on stays at its prior."""
+    """Start at each constant's prior, and move one constant after another.
+    A prior is a count or another's benchmark. Strides get shorter each round. What no run depends
+    on stays at its prior."""
     values = {name: TABLE["constants"][name]["prior"] for name in FITTED}
     for what, names in (("time", TIME), ("memory", MEMORY)):
         best = loss(rows[what], constants(**values), what)
@@ -61,13 +77,24 @@ def fit(rows: dict[str, list[list[Run]]]) -> dict[str, float]:
     return {name: float(f"{value:.4g}") for name, value in values.items()}
 
 
-def _walk(rows: list[list[Run]], values: dict[str, float], name: str, stride: float, best: float, what: str) -> float:
+def _walk(
+    rows: list[list[Run]],
+    values: dict[str, float],
+    name: str,
+    stride: float,
+    best: float,
+    what: str,
+) -> float:
     """Move one constant by strides of its range as long as the loss falls; returns the loss."""
     low, high = TABLE["constants"][name]["range"]
     for way in (1, -1):
         while True:
             moved = min(high, max(low, values[name] + way * stride * (high - low)))
-            tried = loss(rows, constants(**values | {name: moved}), what) if moved != values[name] else best
+            tried = (
+                loss(rows, constants(**values | {name: moved}), what)
+                if moved != values[name]
+                else best
+            )
             if tried >= best - 1e-6:
                 break
             values[name], best = moved, tried
@@ -92,7 +119,8 @@ def _memory_error(run: Run, c: SimpleNamespace) -> float:
     if run.memory_bytes:
         predicted = peak_bytes(run.shape, run.layout, c, 0 if run.first_stage else None)
         return min(CAP, abs(math.log(predicted / run.memory_bytes)))
-    needed = needed_bytes(run.shape, run.layout, c)  # its memory was not published, only that it fitted
+    # its memory was not published, only that it fitted
+    needed = needed_bytes(run.shape, run.layout, c)
     return min(CAP, max(0.0, math.log(needed / capacity_bytes(run.platform, run.layout, c))))
 
 
@@ -113,8 +141,16 @@ def written(values: dict[str, float]) -> str:
     """constants.toml with these values."""
     lines, name = [], None
     for line in FILE.read_text(encoding="utf-8").splitlines():
-        name = line[11:-1] if line.startswith("[constants.") else None if line.startswith("[") else name
-        lines.append(f"value = {values[name]!r}" if name in values and line.startswith("value = ") else line)
+        name = (
+            line[11:-1]
+            if line.startswith("[constants.")
+            else None
+            if line.startswith("[")
+            else name
+        )
+        lines.append(
+            f"value = {values[name]!r}" if name in values and line.startswith("value = ") else line
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -123,7 +159,10 @@ def main() -> None:
     with Pool() as pool:
         whole, *others = pool.map(fit_without, parts, chunksize=1)
     FILE.write_text(written(whole), encoding="utf-8")
-    rows = [f"{json.dumps(part)}: {json.dumps(values)}" for part, values in zip(parts[1:], others, strict=True)]
+    rows = [
+        f"{json.dumps(part)}: {json.dumps(values)}"
+        for part, values in zip(parts[1:], others, strict=True)
+    ]
     LEFT_OUT.write_text("{\n" + ",\n".join(rows) + "\n}\n")
 
 

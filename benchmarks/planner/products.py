@@ -1,11 +1,12 @@
-"""How well `wave_share` says the rate of matrix products that others measured, for several values of `inner_half`.
+"""How well `wave_share` says the rate of measured matrix products, for several `inner_half`.
 
-    git clone https://github.com/microsoft/vidur     # MIT; its profiles of vLLM's layers on A100 and H100
+    # MIT; its profiles of vLLM's layers on A100 and H100
+    git clone https://github.com/microsoft/vidur
     python benchmarks/planner/products.py vidur/data/profiling/compute
 
-Products of 1,024 to 4,096 rows of six models, cut over 1 to 8 ranks. Rate: the median measured rate over `wave_share`,
-a share of the data sheet's peak. Error: the median distance of the logarithms from it. The constant stands where the
-errors of both devices are small.
+Products of 1,024 to 4,096 rows of six models, cut over 1 to 8 ranks. Rate: the median measured rate
+over `wave_share`, a share of the data sheet's peak. Error: the median distance of the logarithms
+from it. The constant stands where the errors of both devices are small.
 """
 
 from __future__ import annotations
@@ -29,7 +30,14 @@ def products(file: Path) -> list[tuple[int, int, int, float]]:
     """(rows, columns, inner, seconds) of each product of one model."""
     found = []
     for row in csv.DictReader(file.open()):
-        keys = ("num_tokens", "num_tensor_parallel_workers", "n_embd", "n_expanded_embd", "n_head", "n_kv_head")
+        keys = (
+            "num_tokens",
+            "num_tensor_parallel_workers",
+            "n_embd",
+            "n_expanded_embd",
+            "n_head",
+            "n_kv_head",
+        )
         tokens, tp, hidden, width, heads, kv_heads = (int(row[key]) for key in keys)
         qkv = (heads // tp + 2 * max(1, kv_heads // tp)) * (hidden // heads)
         up = width * (2 if row["use_gated_mlp"] == "True" else 1)
@@ -53,13 +61,20 @@ def main() -> None:
         print(f"{device}: {len(measured):,} products")
         for half in HALVES:
             shares = (
-                2 * math.prod(shape) / median(times) / on.peak("bf16") / wave_share(*shape, 1, on.units, half)
+                2
+                * math.prod(shape)
+                / median(times)
+                / on.peak("bf16")
+                / wave_share(*shape, 1, on.units, half)
                 for shape, times in measured.items()
             )
             logs = [math.log(share) for share in shares]
             rate = median(logs)
             error = median(abs(log - rate) for log in logs)
-            print(f"  inner_half {half:3}: rate {math.exp(rate):.3f} of the peak, error {100 * error:.1f} %")
+            print(
+                f"  inner_half {half:3}: rate {math.exp(rate):.3f} of the peak, "
+                f"error {100 * error:.1f} %"
+            )
 
 
 if __name__ == "__main__":

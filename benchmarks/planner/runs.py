@@ -1,12 +1,14 @@
-"""Published runs as the planner's input: each table's rows, and how the software worked that ran them.
+"""Published runs as the planner's input: each table's rows, and how their software worked.
 
-    for run in runs("internevo_7b"): run.shape, run.layout, run.platform, run.step_s, run.memory_bytes, run.ran
+    for run in runs("internevo_7b"):
+        run.shape, run.layout, run.platform, run.step_s, run.memory_bytes, run.ran
     SOURCES                               # names of the tables, each with the reader of a row
 
-Tables that only the planner reads lie in `tables/`, the others in the package (`aiscale.published`). How software
-worked (fused attention, overlap, recomputation) is read in its source, not fitted. Rows whose
-model or layout the source leaves out are skipped, and so are rows that the table's note rejects. Left out as a whole:
-AxonN's and Dash et al.'s runs, whose layouts are recalled, and MaxText's, whose tables leave out batch and layout.
+Tables that only the planner reads lie in `tables/`, the others in the package
+(`aiscale.published`). How software worked (fused attention, overlap, recomputation) is read in its
+source, not fitted. Rows whose model or layout the source leaves out are skipped, and so are rows
+that the table's note rejects. Left out as a whole: AxonN's and Dash et al.'s runs, whose layouts
+are recalled, and MaxText's, whose tables leave out batch and layout.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from aiscale.plan.hardware import Platform, platform, platform_of
 from aiscale.plan.layout import PROGRAMS, SHAPES, Layout, Shape, Software
 
 TABLES = Path(__file__).parent / "tables"
-COLUMNS = ("dp", "tp", "pp", "cp", "micro_batch", "global_batch")  #: of a layout, named alike in the tables
+#: of a layout, named alike in the tables
+COLUMNS = ("dp", "tp", "pp", "cp", "micro_batch", "global_batch")
 MEGATRON_2021 = Software(
     flash=False, overlap=False, tp_overlap="none", fused_optimizer=True, fp32_gradients=False,
     loss_in_place=True, counter="smi", split="even", traffic=0.8,
@@ -52,11 +55,17 @@ def node(name: str, gbit: float, devices: int = 8) -> Platform:
 
 @lru_cache(maxsize=4)
 def without_peer_access(name: str) -> Platform:
-    """The machine under `srun --gpus-per-task=1`, as README.md of mz687/radius starts its jobs: a rank sees one device
-    and cannot open another's memory (E3SM-Project/E3SM#4834). Inferred: data inside the node crosses the host's memory
-    and PCIe 4.0 x16, 32 GB/s by its standard."""
+    """The machine under `srun --gpus-per-task=1`, as README.md of mz687/radius starts its jobs.
+    A rank sees one device and cannot open another's memory (E3SM-Project/E3SM#4834). Inferred: data
+    inside the node crosses the host's memory and PCIe 4.0 x16, 32 GB/s by its standard."""
     machine = find_machine(name)
-    links = {"ring_gb_s": 32.0, "bus_gb_s": None, "pair_gb_s": None, "mate_gb_s": None, "in_switch_gb_s": None}
+    links = {
+        "ring_gb_s": 32.0,
+        "bus_gb_s": None,
+        "pair_gb_s": None,
+        "mate_gb_s": None,
+        "in_switch_gb_s": None,
+    }
     return platform_of(replace(machine, node=replace(machine.node, **links)))
 
 
@@ -68,11 +77,13 @@ def _layout(row: dict, **settings) -> Layout:
 
 
 def _shape(row: dict, **settings) -> Shape:
-    columns = {name: row[name] for name in ("layers", "hidden", "heads", "vocab", "seq") if name in row}
+    columns = {
+        name: row[name] for name in ("layers", "hidden", "heads", "vocab", "seq") if name in row
+    }
     return Shape(**{"tied": True} | columns | settings)
 
 
-# Megatron-LM and its descendants -------------------------------------------------------------------------------------
+# Megatron-LM and its descendants -----------------------------------------------------------------
 
 
 def _sc21(row: dict, index: int) -> Run:
@@ -102,36 +113,45 @@ def _sc21_zero3(row: dict, index: int) -> Run:
 
 
 def _h100(row: dict, index: int) -> Run:
-    """Megatron-Core of 2024: fused attention and kernels, overlap everywhere, distributed optimizer; the
-    table leaves out micro-batches: assumed are 1 in a pipeline, else all sequences of a rank at once."""
+    """Megatron-Core of 2024: fused attention and kernels, overlap, distributed optimizer.
+    The table leaves out micro-batches: assumed are 1 in a pipeline, else all sequences of a rank at
+    once."""
     software = Software(
         compiled=True, fused_loss=True, attention=3, tp_overlap="pipelined", gather_overlap=True,
         fused_optimizer=True, fused_gradients=True, split="even", counter="smi",
     )  # fmt: skip
     micro = row["global_batch"] // row["dp"] if row["pp"] == 1 else 1
     per = row["layers"] // row["pp"]
-    v = max((k for k in range(1, per + 1) if per % k == 0 and per // k >= 2), default=1) if row["pp"] > 1 else 1
+    v = (
+        max((k for k in range(1, per + 1) if per % k == 0 and per // k >= 2), default=1)
+        if row["pp"] > 1
+        else 1
+    )
     fits = row["global_batch"] // (row["dp"] * micro) % row["pp"] == 0
     schedule = "interleaved" if v > 1 else "1f1b"
     settings = {"virtual_stages": v if fits else 1, "schedule": schedule, "micro_batch": micro}
     return Run(
         id=f"{row['params_B']}B",
         shape=_shape(row),
-        layout=_layout(row, zero_stage=1, sequence_parallel=row["tp"] > 1, software=software, **settings),
+        layout=_layout(
+            row, zero_stage=1, sequence_parallel=row["tp"] > 1, software=software, **settings
+        ),
         platform=node("h100-sxm5-80gb", 3200.0),
         step_s=row["iter_time_s_derived"],
     )
 
 
 def _bloom(row: dict, index: int) -> Run | None:
-    """Megatron-DeepSpeed of 2022 on Jean Zay. Heads of about 128 where the table leaves them out."""
+    """Megatron-DeepSpeed of 2022 on Jean Zay. Heads of about 128 where the table lacks them."""
     if row["layers"] is None:
         return None
     memory, seconds, hidden = row["mem_GB_max"], row["sec_per_it"], row["hidden"]
     if "swapped" in str(row["note"]):
         seconds = row["tflops_per_gpu_hw"]
     if seconds is None and memory != "OOM":  # only a rate by an estimate of the FLOPs
-        seconds = 8 * 200e9 * 2048 * row["global_batch"] / (row["tflops_per_gpu_hw"] * 1e12 * row["gpus"])
+        seconds = (
+            8 * 200e9 * 2048 * row["global_batch"] / (row["tflops_per_gpu_hw"] * 1e12 * row["gpus"])
+        )
     fp32 = "fp32 gradient" in str(row["note"])
     software = replace(DEEPSPEED, fp32_gradients=fp32, split="auto" if fp32 else "even")
     divisors = (n for n in range(row["tp"], hidden + 1, row["tp"]) if hidden % n == 0)
@@ -150,12 +170,18 @@ def _bloom(row: dict, index: int) -> Run | None:
 
 
 def _forge(row: dict, index: int) -> Run | None:
-    """GPT-NeoX of 2022 on Frontier, without fused attention. The row without its micro-batches is left out."""
+    """GPT-NeoX of 2022 on Frontier, without fused attention, nor a row without micro-batches."""
     if row["grad_accum"] is None:
         return None
     tp, gpus = row["model_parallel"], row["gcds"]
     batch = gpus // tp * row["micro_batch"] * row["grad_accum"]
-    settings = {"dp": gpus // tp, "tp": tp, "global_batch": batch, "zero_stage": 1, "recompute": "full"}
+    settings = {
+        "dp": gpus // tp,
+        "tp": tp,
+        "global_batch": batch,
+        "zero_stage": 1,
+        "recompute": "full",
+    }
     return Run(
         id=f"{row['model']} {gpus}",
         shape=_shape(row, vocab=52000, tied=False),
@@ -187,7 +213,9 @@ def _korthikanti(row: dict, index: int) -> list[Run]:
         Run(
             id=f"{row['model']} {recompute}",
             shape=_shape(row),
-            layout=_layout(row, recompute=recompute, sequence_parallel=parallel, software=software, **settings),
+            layout=_layout(
+                row, recompute=recompute, sequence_parallel=parallel, software=software, **settings
+            ),
             platform=node("a100-sxm4-80gb", 1600.0),
             step_s=row[column],
         )
@@ -199,7 +227,7 @@ def _korthikanti(row: dict, index: int) -> list[Run]:
 
 
 def _radius(row: dict, index: int) -> Run | None:
-    """Megatron-LM on Perlmutter, gradients in fp32 after the backward pass; days over 300,000 iterations."""
+    """Megatron-LM on Perlmutter, fp32 gradients after the backward pass; days are 300,000 steps."""
     if row["wall_clock_days"] is None:
         return None
     dense = 60_000 / 300_000  # of the iterations, before Radius begins
@@ -219,23 +247,27 @@ def _radius(row: dict, index: int) -> Run | None:
 
 
 def _vtrain(row: dict, index: int) -> Run:
-    """A Megatron-like program on one DGX A100: small models, so that mostly the host sets the pace."""
+    """A Megatron-like program on one DGX A100: small models, so mostly the host sets the pace."""
     return Run(
         id=row["id"],
         shape=_shape(row, tied=row["pp"] == 1),
         layout=_layout(row, software=MEGATRON_2021, recompute="full", precision="fp16"),
         platform=node("a100-sxm4-80gb", 800.0),
-        step_s=row["global_batch"] * row["seq"] / (row["measured_tokens_per_s_per_gpu"] * row["gpus"]),
+        step_s=row["global_batch"]
+        * row["seq"]
+        / (row["measured_tokens_per_s_per_gpu"] * row["gpus"]),
         model=f"{row['layers']} layers, {row['gpus']} GPUs, batch {row['global_batch']}",
     )
 
 
-# Other programs ------------------------------------------------------------------------------------------------------
+# Other programs ----------------------------------------------------------------------------------
 
 
 def _nanotron(row: dict, index: int) -> Run:
-    """Eager, asynchronous tensor parallelism, split by cost; memory of the first stage by torch's counters."""
-    gpus, speed, memory = row["gpus"], row["measured_tokens_per_s_per_gpu"], row["measured_memory_GB"]
+    """Eager, asynchronous tensor parallelism, split by cost; the first stage's memory by torch."""
+    gpus = row["gpus"]
+    speed = row["measured_tokens_per_s_per_gpu"]
+    memory = row["measured_memory_GB"]
     tied = row["tied"] == "True" and row["pp"] == 1
     settings = {"zero_stage": row["zero_stage"], "sequence_parallel": True}
     return Run(
@@ -252,34 +284,43 @@ def _nanotron(row: dict, index: int) -> Run:
 
 
 def _internevo(row: dict, index: int) -> Run:
-    """Fused attention; states over all ranks or inside a node, returned by one broadcast an owner."""
+    """Fused attention; states over all ranks or inside a node, one broadcast an owner back."""
     words = row["note"].split()
     shards = 0 if "all" in words else int(words[words.index("ranks") - 1])
     software = Software(
-        shard_ranks=shards, broadcasts=True, fp32_gradients=False, tp_overlap="none", fused_optimizer=True
+        shard_ranks=shards,
+        broadcasts=True,
+        fp32_gradients=False,
+        tp_overlap="none",
+        fused_optimizer=True,
     )
     return Run(
         id=row["id"],
         shape=_shape(row, ffn=11008, gated=True, tied=False),
         layout=_layout(row, zero_stage=1, recompute=row["recompute"], software=software),
         platform=node("a100-sxm4-80gb", 400.0),
-        step_s=row["global_batch"] * row["seq"] / (row["measured_tokens_per_s_per_gpu"] * row["gpus"]),
+        step_s=row["global_batch"]
+        * row["seq"]
+        / (row["measured_tokens_per_s_per_gpu"] * row["gpus"]),
         model=f"{row['gpus']} GPUs, batch {row['global_batch']}",
     )
 
 
 def _torchtitan(row: dict, index: int) -> Run | None:
-    """FSDP 2, each block under torch.compile except where the table says otherwise, since 2025 the loss, too; reserved
-    memory; H100s of 500 W, 96 GB and 2.4 TB/s; in a pipeline as many micro-batches as pieces, the default of the time.
-    Float8 by row is left out."""
+    """FSDP 2, each block under torch.compile unless the table denies it; since 2025 the loss, too.
+    Memory is what is reserved; H100s have 500 W, 96 GB and 2.4 TB/s; a pipeline has as many
+    micro-batches as pieces, the default of the time. Float8 by row is left out."""
     words, pp = row["techniques"], row["pp"]
     if "rowwise" in words:
         return None
     machine = node("h200-sxm-141gb" if "H200" in row["hardware"] else "h100-sxm5-80gb", 3200.0)
     if "H200" not in row["hardware"]:
         machine = replace(machine, memory_bytes=102e9, memory_bytes_s=2.4e12)
-        power = (500 / 700) ** 0.81  # between H100's two boards: 454 TFLOP/s of products at 350 W, 794 at 700 W
-        machine = replace(machine, best_product=machine.best_product * power, attention=machine.attention * power)
+        # between H100's two boards: 454 TFLOP/s of products at 350 W, 794 at 700 W
+        power = (500 / 700) ** 0.81
+        machine = replace(
+            machine, best_product=machine.best_product * power, attention=machine.attention * power
+        )
     compiled = words != "FSDP" and "vanilla" not in words
     software = Software(
         compiled=compiled, fused_loss=compiled and "2025" in row["source"],
@@ -307,9 +348,9 @@ def _torchtitan(row: dict, index: int) -> Run | None:
 
 
 def _foundry(row: dict, index: int) -> Run:
-    """Composer's FSDP, eager, fused loss (`loss_fn` of its ComposerMPTCausalLM); gradients travel in fp32 except in
-    mode PURE. Triton's attention, but for four of the large-scale models: its scripts/train/benchmarking at b2a43a147
-    and 5e85bd62d."""
+    """Composer's FSDP, eager, with a fused loss (`loss_fn` of its ComposerMPTCausalLM).
+    Gradients travel in fp32 except in mode PURE. Triton's attention, but for four of the
+    large-scale models: its scripts/train/benchmarking at b2a43a147 and 5e85bd62d."""
     pure, whole = row["mp_mode"] == "PURE", row["sharding"] == "FULL_SHARD"
     attention = 2 if "Large" in row["section"] and row["model"] not in ("MPT-13b", "MPT-30b") else 1
     software = Software(
@@ -320,7 +361,11 @@ def _foundry(row: dict, index: int) -> Run:
         attention=attention,
         traffic=0.55,
     )
-    settings = {"dp": row["gpus"], "fsdp": True, "recompute": "full" if row["act_ckpt"] == "True" else "none"}
+    settings = {
+        "dp": row["gpus"],
+        "fsdp": True,
+        "recompute": "full" if row["act_ckpt"] == "True" else "none",
+    }
     settings |= {"precision": "fp8" if row["precision"] == "amp_fp8" else "bf16"}
     return Run(
         id=f"{row['model']} {row['gpu']} {row['gpus']} seq {row['seq']}",
@@ -332,14 +377,19 @@ def _foundry(row: dict, index: int) -> Run:
 
 
 def _nanogpt(row: dict, index: int) -> Run | None:
-    """nanoGPT compiled, its single GPU before fused attention; llm.c in CUDA; the micro-batch where the note states
-    it. Left out: the row that the note rejects, and the one on characters, whose vocabulary is 65."""
+    """nanoGPT compiled, its single GPU before fused attention; llm.c in CUDA.
+    The micro-batch is there where the note states it. Left out: the row that the note rejects, and
+    the one on characters, whose vocabulary is 65."""
     note, nano = row["note"], row["code"].startswith("nano")
     if "REJECT" in note or "char" in row["code"]:
         return None
     words = note.replace(",", " ").replace(";", " ").split()
     micro = int(words[words.index("b") + 1]) if words[0] == "b" else 12
-    settings = {"dp": row["gpus"], "micro_batch": micro, "global_batch": row["tokens_per_step"] // row["seq"]}
+    settings = {
+        "dp": row["gpus"],
+        "micro_batch": micro,
+        "global_batch": row["tokens_per_step"] // row["seq"],
+    }
     software = Software(
         compiled=True,
         fused_loss=True,
@@ -350,9 +400,14 @@ def _nanogpt(row: dict, index: int) -> Run | None:
     )
     return Run(
         id=f"{row['code']} {row['gpus']}",
-        shape=_shape(row, heads={768: 12, 1024: 16, 1280: 20, 1600: 25}[row["hidden"]], vocab=50304),
+        shape=_shape(
+            row, heads={768: 12, 1024: 16, 1280: 20, 1600: 25}[row["hidden"]], vocab=50304
+        ),
         layout=_layout(row, zero_stage=row["zero_stage"], software=software, **settings),
-        platform=node("h100-sxm5-80gb" if "H100" in row["gpu"] else f"a100-sxm4-{'40' if nano else '80'}gb", 1600.0),
+        platform=node(
+            "h100-sxm5-80gb" if "H100" in row["gpu"] else f"a100-sxm4-{'40' if nano else '80'}gb",
+            1600.0,
+        ),
         step_s=row["iter_time_s"],
     )
 
@@ -375,10 +430,16 @@ SOURCES: dict[str, Callable[[dict, int], Run | list[Run] | None]] = {
 }
 #: Megatron-LM and its descendants: one program. Every other source is the only one of its program.
 MEGATRON = (
-    "megatron_sc21_table1", "megatron_sc21_table2_zero3", "megatron_core_h100_weak_scaling", "korthikanti_table5",
-    "radius_perlmutter", "vtrain_dgx_a100", "bloom_176b_topology_sweep", "bigscience_1b3_v100_sweep",
+    "megatron_sc21_table1",
+    "megatron_sc21_table2_zero3",
+    "megatron_core_h100_weak_scaling",
+    "korthikanti_table5",
+    "radius_perlmutter",
+    "vtrain_dgx_a100",
+    "bloom_176b_topology_sweep",
+    "bigscience_1b3_v100_sweep",
     "forge_frontier_throughput",
-)  # fmt: skip
+)
 
 
 @lru_cache(maxsize=32)
@@ -387,4 +448,6 @@ def runs(source: str) -> tuple[Run, ...]:
     folder = {"folder": TABLES} if any(TABLES.glob(f"{source}.csv*")) else {}
     rows = published.verified(published.table(source, **folder))
     read = [SOURCES[source](row, index) for index, row in enumerate(rows)]
-    return tuple(run for each in read if each for run in (each if isinstance(each, list) else [each]))
+    return tuple(
+        run for each in read if each for run in (each if isinstance(each, list) else [each])
+    )

@@ -1,15 +1,18 @@
-"""How far `aiscale plan` is from published runs: step time, memory, what fits, which layout is faster.
+"""How far `aiscale plan` is from published runs: step time, memory, what fits, which is faster.
 
     python benchmarks/planner/scoreboard.py            # four tables, in ten seconds
-    python benchmarks/planner/scoreboard.py --store    # into planner.json of the package, the planner, and the README
+    python benchmarks/planner/scoreboard.py --store    # into the files that show them
 
-Each source (a published table, see `runs`) is predicted with constants that were fitted without it; then with constants
-that were fitted without any run of its program; each model of the large sweep without that model; then all of them with
-the constants of the package. Under each table stands the median over sources: one sweep has most of the runs.
+These are planner.json of the package, the planner, and the README. Each source (a published table,
+see `runs`) is predicted with constants that were fitted without it; then with constants that were
+fitted without any run of its program; each model of the large sweep without that model; then all of
+them with the constants of the package. Under each table stands the median over sources: one sweep
+has most of the runs.
 
-A *stall* is a run measured at over 2.5 times what the package's constants predict: in nanotron's sweep a fifth of the
-runs, mostly pipelines, waits about a second a micro-batch whatever the work, and exact repeats differ by up to 400 %.
-Stalls are counted, never fitted, and left out of the errors; a column of its own gives the error with them.
+A *stall* is a run measured at over 2.5 times what the package's constants predict: in nanotron's
+sweep a fifth of the runs, mostly pipelines, waits about a second a micro-batch whatever the work,
+and exact repeats differ by up to 400 %. Stalls are counted, never fitted, and left out of the
+errors; a column of its own gives the error with them.
 """
 
 from __future__ import annotations
@@ -34,10 +37,13 @@ from aiscale.plan.constants import CONSTANTS, constants
 from aiscale.plan.memory import fits, peak_bytes
 from aiscale.plan.step import step_seconds
 
-LEFT_OUT = Path(__file__).parent / "left_out.json"  #: {what was left out: the constants fitted without it}
-#: The two models of the large sweep, to leave out one and keep the other: no other source has a host-bound pipeline.
+#: {what was left out: the constants fitted without it}
+LEFT_OUT = Path(__file__).parent / "left_out.json"
+#: The two models of the large sweep, to leave out one and keep the other: no other source has a
+#: host-bound pipeline.
 HALVES = {"nanotron_sweep 1B": "16 layers", "nanotron_sweep 8B": "32 layers"}
-FAMILY = "Megatron-LM and its descendants"  #: the name in left_out.json of the fit without any of them
+#: the name in left_out.json of the fit without any of them
+FAMILY = "Megatron-LM and its descendants"
 OVERALL = "median over sources"
 STALL = 2.5
 COUNTS = ("runs", "timed", "stalls", "memory_runs")
@@ -54,9 +60,12 @@ TITLES = (
 )
 LEAST_RANKED = 5  #: layouts of one model that are worth ranking
 NOTE = (
-    "step, memory: median and mean |predicted / measured - 1| in %; stalls: runs over 2.5 times what the package's\n"
-    "constants predict, left out of step and mean, counted in `stalls in`; ran fit, crash not: share of runs that ran\n"
-    "and were predicted to fit, of crashed ones predicted not to; rank: Spearman's correlation of layouts of one model."
+    "step, memory: median and mean |predicted / measured - 1| in %; stalls: runs over 2.5 times "
+    "what the package's\n"
+    "constants predict, left out of step and mean, counted in `stalls in`; ran fit, crash not: "
+    "share of runs that ran\n"
+    "and were predicted to fit, of crashed ones predicted not to; rank: Spearman's correlation of "
+    "layouts of one model."
 )
 
 
@@ -81,7 +90,7 @@ class Score:
 
 @lru_cache
 def blind(part: str) -> SimpleNamespace:
-    """The constants fitted without this source, without Megatron's family, or without half of the sweep."""
+    """Constants fitted without this source, Megatron's family, or half of the sweep."""
     return constants(**json.loads(LEFT_OUT.read_text())[part])
 
 
@@ -91,24 +100,31 @@ def without_program(source: str) -> SimpleNamespace:
 
 
 def scoreboard(fitted: Callable[[str], SimpleNamespace]) -> list[Score]:
-    """One row a source, predicted by the constants that `fitted` returns for it, and their medians."""
+    """One row a source, predicted by the constants that `fitted` returns, and their medians."""
     rows = [_score(source, _errors(runs(source), fitted(source))) for source in SOURCES]
     whole = {"source": OVERALL} | {name: sum(getattr(row, name) for row in rows) for name in COUNTS}
     for name in (f.name for f in fields(Score) if f.name not in whole):
-        whole[name] = round(median(value for row in rows if (value := getattr(row, name)) is not None), 3)
+        whole[name] = round(
+            median(value for row in rows if (value := getattr(row, name)) is not None), 3
+        )
     return [*rows, Score(**whole)]
 
 
 def halves() -> list[Score]:
-    """Each model of the large sweep, predicted by constants that saw the other model and all other sources."""
+    """Each model of the large sweep, by constants that saw the other one and all other sources."""
     sweep = runs("nanotron_sweep")
-    chosen = {half: [run for run in sweep if run.model.startswith(model)] for half, model in HALVES.items()}
+    chosen = {
+        half: [run for run in sweep if run.model.startswith(model)]
+        for half, model in HALVES.items()
+    }
     return [_score(half, _errors(rows, blind(half))) for half, rows in chosen.items()]
 
 
 def _errors(chosen: Iterable[Run], c: SimpleNamespace) -> dict[str, list]:
-    """What these runs add to a score: errors, whether each would run, (rank correlation, layouts) of models."""
-    errors: dict[str, list] = {name: [] for name in ("ran", "crashed", "step", "all steps", "memory", "ranks")}
+    """What these runs add to a score: errors, which would run, (rank correlation, layouts)."""
+    errors: dict[str, list] = {
+        name: [] for name in ("ran", "crashed", "step", "all steps", "memory", "ranks")
+    }
     layouts: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for run in chosen:
         errors["ran" if run.ran else "crashed"].append(would_run(run, c))
@@ -121,7 +137,9 @@ def _errors(chosen: Iterable[Run], c: SimpleNamespace) -> dict[str, list]:
                 errors["step"].append(errors["all steps"][-1])
                 layouts[run.model].append((predicted, run.step_s))
     ranked = [pairs for pairs in layouts.values() if len(pairs) >= LEAST_RANKED]
-    errors["ranks"] = [(spearmanr(*zip(*pairs, strict=True)).statistic, len(pairs)) for pairs in ranked]
+    errors["ranks"] = [
+        (spearmanr(*zip(*pairs, strict=True)).statistic, len(pairs)) for pairs in ranked
+    ]
     return errors
 
 
@@ -165,11 +183,13 @@ def _score(source: str, errors: dict[str, list]) -> Score:
         memory_mean_pct=percent(memory, fmean),
         ran_predicted_to_fit_pct=percent(ran, fmean),
         crashed_predicted_not_to_pct=None if not crashed else round(100 - 100 * fmean(crashed), 1),
-        rank_correlation=round(float(sum(r * n for r, n in ranks) / sum(n for _, n in ranks)), 3) if ranks else None,
+        rank_correlation=round(float(sum(r * n for r, n in ranks) / sum(n for _, n in ranks)), 3)
+        if ranks
+        else None,
     )
 
 
-# For lesson 11 --------------------------------------------------------------------------------------------------------
+# For lesson 11 -----------------------------------------------------------------------------------
 
 
 def points(source: str) -> dict[str, list]:
@@ -182,14 +202,25 @@ def points(source: str) -> dict[str, list]:
 
 
 def court() -> list[dict]:
-    """Runs of the sweep close to what a device holds, and whether they would run, by constants fitted without it."""
+    """Runs of the sweep close to what a device holds, and whether they would run.
+    The constants were fitted without it."""
     c, rows = blind("nanotron_sweep"), []
     for run in runs("nanotron_sweep"):
         shape, layout = run.shape, run.layout
         pieces = layout.pp * layout.virtual_stages
-        if pieces <= shape.layers and 0.6 < predict(shape, layout, run.platform, c).memory_gb / 75 < 1.7:
-            row = {"parameters_B": _digits(shape.parameters / 1e9), "layers": shape.layers, "hidden": shape.hidden}
-            row |= {name: getattr(layout, name) for name in ("gpus", "dp", "tp", "pp", "zero_stage", "micro_batches")}
+        if (
+            pieces <= shape.layers
+            and 0.6 < predict(shape, layout, run.platform, c).memory_gb / 75 < 1.7
+        ):
+            row = {
+                "parameters_B": _digits(shape.parameters / 1e9),
+                "layers": shape.layers,
+                "hidden": shape.hidden,
+            }
+            row |= {
+                name: getattr(layout, name)
+                for name in ("gpus", "dp", "tp", "pp", "zero_stage", "micro_batches")
+            }
             row["micro_batch_tokens"] = layout.micro_batch * shape.seq
             rows.append(row | {"ran": run.ran, "predicted_to_run": would_run(run, c)})
     return rows
@@ -199,19 +230,39 @@ def _digits(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-# The command ----------------------------------------------------------------------------------------------------------
+# The command -------------------------------------------------------------------------------------
 
 
 def table(rows: list[Score]) -> str:
-    titles = ("runs", "stalls", "step", "mean", "stalls in", "memory", "mean", "ran fit", "crash not", "rank")
+    titles = (
+        "runs",
+        "stalls",
+        "step",
+        "mean",
+        "stalls in",
+        "memory",
+        "mean",
+        "ran fit",
+        "crash not",
+        "rank",
+    )
     lines = [f"{'median |error| in %':34}" + "".join(f"{title:>10}" for title in titles)]
     for row in rows:
         cells = (
-            row.runs, row.stalls, row.step_median_pct, row.step_mean_pct, row.step_with_stalls_pct,
-            row.memory_median_pct, row.memory_mean_pct, row.ran_predicted_to_fit_pct, row.crashed_predicted_not_to_pct,
+            row.runs,
+            row.stalls,
+            row.step_median_pct,
+            row.step_mean_pct,
+            row.step_with_stalls_pct,
+            row.memory_median_pct,
+            row.memory_mean_pct,
+            row.ran_predicted_to_fit_pct,
+            row.crashed_predicted_not_to_pct,
             row.rank_correlation,
-        )  # fmt: skip
-        lines.append(f"{row.source:34}" + "".join(f"{'-' if cell is None else cell:>10}" for cell in cells))
+        )
+        lines.append(
+            f"{row.source:34}" + "".join(f"{'-' if cell is None else cell:>10}" for cell in cells)
+        )
     return "\n".join(lines)
 
 
@@ -227,13 +278,19 @@ def written(result: dict) -> str:
 
 
 def bands() -> dict[str, dict[str, list[float]]]:
-    """Measured over predicted: 8 of 10 runs lie between, each table weighing the same, stalls left out. Seen: others of
-    the program were fitted, and none of the table."""
+    """Measured over predicted: 8 of 10 runs lie between, each table weighing the same.
+    Stalls are left out. Seen: others of the program were fitted, and none of the table."""
     seen = [(runs(source), blind(source)) for source in MEGATRON]
-    seen += [([run for run in runs("nanotron_sweep") if run.model.startswith(m)], blind(h)) for h, m in HALVES.items()]
+    seen += [
+        ([run for run in runs("nanotron_sweep") if run.model.startswith(m)], blind(h))
+        for h, m in HALVES.items()
+    ]
     unseen = [(runs(source), without_program(source)) for source in SOURCES]
     known, new = _bands(seen), _bands(unseen)  # an unseen program is not known better
-    wide = {name: [min(known[name][0], new[name][0]), max(known[name][1], new[name][1])] for name in known}
+    wide = {
+        name: [min(known[name][0], new[name][0]), max(known[name][1], new[name][1])]
+        for name in known
+    }
     return {"seen": known, "unseen": wide}
 
 
@@ -243,7 +300,9 @@ def _bands(parts: list[tuple[Iterable[Run], SimpleNamespace]]) -> dict[str, list
         mine: dict[str, list[float]] = {"one_node": [], "many_nodes": [], "memory": []}
         for run in chosen:
             if run.step_s and not is_stall(run):
-                nodes = "one_node" if run.layout.gpus <= run.platform.gpus_per_node else "many_nodes"
+                nodes = (
+                    "one_node" if run.layout.gpus <= run.platform.gpus_per_node else "many_nodes"
+                )
                 mine[nodes].append(run.step_s / step_s(run, c))
             if run.memory_bytes:
                 mine["memory"].append(run.memory_bytes / memory_bytes(run, c))
@@ -254,7 +313,8 @@ def _bands(parts: list[tuple[Iterable[Run], SimpleNamespace]]) -> dict[str, list
 
 def _share(tables: list[list[float]], share: float) -> float:
     """The value below which this share of the entries lies, each table weighing the same."""
-    weighed, passed = sorted((value, 1 / len(table) / len(tables)) for table in tables for value in table), 0.0
+    weighed = sorted((value, 1 / len(table) / len(tables)) for table in tables for value in table)
+    passed = 0.0
     for value, weight in weighed:
         passed += weight
         if passed >= share:
@@ -263,31 +323,40 @@ def _share(tables: list[list[float]], share: float) -> float:
 
 
 def lines(boards: dict[str, list[Score]]) -> list[str]:
-    """What README, lesson 11 and the planner's page say of the errors. An error that leaves out stalls has the error
-    with them beside it."""
+    """What README, lesson 11 and the planner's page say of the errors.
+    An error that leaves out stalls has the error with them beside it."""
     whole = boards["left_out"][-1]
     stalled = [row for row in boards["left_out"][:-1] if row.stalls]
     sources = ", ".join(f"{row.stalls} of {row.timed:,} of {row.source}" for row in stalled)
     said = [
-        f"{whole.timed:,} of {whole.runs:,} published runs have a step time, and {whole.timed - whole.stalls:,} are "
-        f"scored. {sources} are left out: they took over {STALL} times what constants fitted to all tables predict."
+        f"{whole.timed:,} of {whole.runs:,} published runs have a step time, and "
+        f"{whole.timed - whole.stalls:,} are scored. {sources} are left out: they took over "
+        f"{STALL} times what constants fitted to all tables predict."
     ]
-    for board, unseen in (("left_out", "its own table"), ("program_left_out", "any run of its program")):
+    for board, unseen in (
+        ("left_out", "its own table"),
+        ("program_left_out", "any run of its program"),
+    ):
         *rows, whole = boards[board]
         steps = sorted(row.step_median_pct for row in rows)
         most = max(row.step_with_stalls_pct for row in rows)
         memory = sorted(row.memory_median_pct for row in rows if row.memory_runs)
         said.append(
-            f"Each table predicted without {unseen}: step time {whole.step_median_pct:.1f} % off in the median of "
-            f"{len(steps)} tables ({steps[0]:.1f} to {steps[-1]:.1f} %, to {most:.1f} % with all runs), "
-            f"memory {whole.memory_median_pct:.1f} % in that of {len(memory)} ({memory[0]:.1f} to {memory[-1]:.1f} %)."
+            f"Each table predicted without {unseen}: step time {whole.step_median_pct:.1f} % off "
+            f"in the median of {len(steps)} tables ({steps[0]:.1f} to {steps[-1]:.1f} %, to "
+            f"{most:.1f} % with all runs), memory {whole.memory_median_pct:.1f} % in that of "
+            f"{len(memory)} ({memory[0]:.1f} to {memory[-1]:.1f} %)."
         )
     far = [row for row in boards["left_out"][:-1] if row.step_median_pct > FAR_PCT]
     far.sort(key=lambda row: -row.step_median_pct)
     named = ", ".join(
-        f"{row.source} {row.step_median_pct:.1f} % ({row.step_with_stalls_pct:.1f} % with all runs)" for row in far
+        f"{row.source} {row.step_median_pct:.1f} % ({row.step_with_stalls_pct:.1f} % with all runs)"
+        for row in far
     )
-    return [*said, f"Without their own table these are more than {FAR_PCT} % off: {named or 'none'}."]
+    return [
+        *said,
+        f"Without their own table these are more than {FAR_PCT} % off: {named or 'none'}.",
+    ]
 
 
 def reasons() -> list[str]:
@@ -297,13 +366,16 @@ def reasons() -> list[str]:
 
 def _forge() -> str:
     one, many = (run for run in runs("forge_frontier_throughput") if run.id.startswith("FORGE-M"))
-    c, more, nodes = blind("forge_frontier_throughput"), many.step_s - one.step_s, many.layout.gpus / 8
-    gb = 2 * 2 * many.shape.parameters * (nodes - 1) / nodes / 1e9  # both halves of tp, there and back, in 2 bytes
+    c = blind("forge_frontier_throughput")
+    more = many.step_s - one.step_s
+    nodes = many.layout.gpus / 8
+    # both halves of tp, there and back, in 2 bytes
+    gb = 2 * 2 * many.shape.parameters * (nodes - 1) / nodes / 1e9
     return (
-        f"forge_frontier_throughput: FORGE-M takes {one.step_s:.1f} s on one node and {many.step_s:.1f} s on "
-        f"{nodes:.0f}, with the same work on each GCD: {more:.1f} s more (predicted "
-        f"{step_s(many, c) - step_s(one, c):.1f}), in which {gb:.0f} GB leave a node, {gb / more:.0f} GB/s where its "
-        "adapters carry 100."
+        f"forge_frontier_throughput: FORGE-M takes {one.step_s:.1f} s on one node and "
+        f"{many.step_s:.1f} s on {nodes:.0f}, with the same work on each GCD: {more:.1f} s more "
+        f"(predicted {step_s(many, c) - step_s(one, c):.1f}), in which {gb:.0f} GB leave a node, "
+        f"{gb / more:.0f} GB/s where its adapters carry 100."
     )
 
 
@@ -313,15 +385,19 @@ def _nanotron() -> list[str]:
     for half, model in HALVES.items():
         for run in runs("nanotron_sweep"):
             if run.step_s and run.model.startswith(model) and not is_stall(run):
-                tp, nodes = run.layout.tp, "in a node" if run.layout.tp <= 8 else "over nodes"
-                name = f"{f'tp {nodes}' if tp > 1 else 'tp 1'}, {'a pipeline' if run.layout.pp > 1 else 'no pipeline'}"
+                where = "tp in a node" if run.layout.tp <= 8 else "tp over nodes"
+                tp = where if run.layout.tp > 1 else "tp 1"
+                name = f"{tp}, {'a pipeline' if run.layout.pp > 1 else 'no pipeline'}"
                 both = (step_s(run, blind(part)) / run.step_s for part in ("nanotron_sweep", half))
                 groups[name].append(tuple(both))
     said = []
     for name, pairs in sorted(groups.items()):
-        off = (100 * median(abs(ratio - 1) for ratio in ratios) for ratios in zip(*pairs, strict=True))
+        off = (
+            100 * median(abs(ratio - 1) for ratio in ratios) for ratios in zip(*pairs, strict=True)
+        )
         said.append(
-            "nanotron_sweep, {}: {:.0f} % off without nanotron, {:.0f} % with its other model".format(name, *off)
+            "nanotron_sweep, {}: {:.0f} % off without nanotron, "
+            "{:.0f} % with its other model".format(name, *off)
         )
     return said
 
@@ -329,28 +405,42 @@ def _nanotron() -> list[str]:
 def _toml(said: list[str], ranges: dict[str, dict[str, list[float]]]) -> str:
     text = "# Written by `python benchmarks/planner/scoreboard.py --store`.\nlines = [\n"
     text += "".join(f"    {json.dumps(line)},\n" for line in said) + "]\n\n"
-    text += "# Measured over predicted: 8 of 10 published runs lie between, each table weighing the same.\n[bands]\n"
+    text += "# Measured over predicted: 8 of 10 published runs lie between, "
+    text += "each table weighing the same.\n[bands]\n"
     for program, rows in ranges.items():
-        text += f"{program} = {{ {', '.join(f'{name} = {values}' for name, values in rows.items())} }}\n"
+        pairs = ", ".join(f"{name} = {values}" for name, values in rows.items())
+        text += f"{program} = {{ {pairs} }}\n"
     return text
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", action="store_true", help="print JSON, with the points and the court of lesson 11")
-    parser.add_argument("--store", action="store_true", help="write that JSON, and its lines where they are shown")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON, with the points and the court of lesson 11"
+    )
+    parser.add_argument(
+        "--store", action="store_true", help="write that JSON, and its lines where they are shown"
+    )
     boards = {"left_out": scoreboard(blind), "program_left_out": scoreboard(without_program)}
-    boards |= {"one_model_left_out": halves(), "fitted_on_all": scoreboard(lambda source: CONSTANTS)}
+    boards |= {
+        "one_model_left_out": halves(),
+        "fitted_on_all": scoreboard(lambda source: CONSTANTS),
+    }
     args = parser.parse_args()
     if not (args.json or args.store):
         for title, rows in zip(TITLES, boards.values(), strict=True):
             print(f"{title}\n{table(rows)}\n")
         print("\n".join([*lines(boards), "", *reasons(), "", NOTE]))
         return
-    result = {"about": {"command": "python benchmarks/planner/scoreboard.py --store"}, "lines": lines(boards)}
+    result = {
+        "about": {"command": "python benchmarks/planner/scoreboard.py --store"},
+        "lines": lines(boards),
+    }
     result["reasons"] = reasons()
     result |= {name: [asdict(row) for row in rows] for name, rows in boards.items()}
-    text = written(result | {"points": {source: points(source) for source in SOURCES}, "court": court()})
+    text = written(
+        result | {"points": {source: points(source) for source in SOURCES}, "court": court()}
+    )
     if args.json:
         print(text, end="")
     if args.store:
@@ -358,7 +448,9 @@ def main() -> None:
         FOR_PLAN.write_text(_toml(result["lines"], bands()), encoding="utf-8")
         start, _, rest = README.read_text(encoding="utf-8").partition(MARKS[0])
         shown = "\n".join(f"- {line}" for line in result["lines"])
-        README.write_text(f"{start}{MARKS[0]}\n{shown}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}", encoding="utf-8")
+        README.write_text(
+            f"{start}{MARKS[0]}\n{shown}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

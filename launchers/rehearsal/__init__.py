@@ -1,9 +1,10 @@
-"""A private, real Slurm cluster on this machine: a computing centre to rehearse on, gone when the command ends.
+"""A private, real Slurm cluster on this machine, to rehearse on; it is gone when the command ends.
 
 python launchers/rehearsal --site frontier --nodes 4 -- sbatch --wait job.sbatch
 
 with rehearsal.Cluster(nodes=4) as nodes:            # with launchers/ on sys.path
-    nodes.login(["srun", "-A", "PROJECT", "-t", "5", "-N", "4", "python", "train.py"])     # as on a login node
+    # as on a login node
+    nodes.login(["srun", "-A", "PROJECT", "-t", "5", "-N", "4", "python", "train.py"])
 """
 
 from rehearsal.cluster import Cluster

@@ -1,7 +1,8 @@
 """A private Slurm cluster on this machine, as a context manager.
 
-Everything runs in its own namespaces and ends with the context, or with this process. Nodes share the machine's cores
-and files, but each has its own /tmp, in which it sees only this Python and the folders in `share`.
+Everything runs in its own namespaces and ends with the context, or with this process. Nodes share
+the machine's cores and files, but each has its own /tmp, in which it sees only this Python and the
+folders in `share`.
 """
 
 from __future__ import annotations
@@ -19,11 +20,20 @@ import psutil
 
 import aiscale
 from aiscale.hpc.sites import Site, find, names
-from rehearsal.settings import LOGIN, RehearsalError, Settings, address, search_path, unshare, user_name, why_not
+from rehearsal.settings import (
+    LOGIN,
+    RehearsalError,
+    Settings,
+    address,
+    search_path,
+    unshare,
+    user_name,
+    why_not,
+)
 
 
 class Cluster:
-    """A private Slurm cluster; see the module. Raises RehearsalError if this machine cannot run one."""
+    """A private Slurm cluster; see the module. Raises RehearsalError where none can run."""
 
     def __init__(
         self,
@@ -39,8 +49,11 @@ class Cluster:
         self.folder = Path(tempfile.mkdtemp(prefix="aiscale-rehearsal-", dir="/var/tmp"))
         try:
             profile = site if isinstance(site, Site) else find(site)
-            self.settings = Settings(site=profile, nodes=nodes, folder=self.folder, accounts=tuple(accounts))
-            if reason := why_not():  # after the checks of the arguments, which hold on every machine
+            self.settings = Settings(
+                site=profile, nodes=nodes, folder=self.folder, accounts=tuple(accounts)
+            )
+            # after the checks of the arguments, which hold on every machine
+            if reason := why_not():
                 raise RehearsalError(reason)
             self.settings.write()
             self._write_plan(share)
@@ -56,7 +69,9 @@ class Cluster:
             "addresses": [address(i) for i in range(1, self.nodes + 1)],
             "login": LOGIN,
             "nvme": self.settings.habits.nvme,
-            "share": _below_tmp([Path.cwd(), sys.prefix, sys.base_prefix, Path(aiscale.__file__).parent, *share]),
+            "share": _below_tmp(
+                [Path.cwd(), sys.prefix, sys.base_prefix, Path(aiscale.__file__).parent, *share]
+            ),
         }
         (self.folder / "plan.json").write_text(json.dumps(plan))
 
@@ -74,7 +89,8 @@ class Cluster:
             text=True,
             env=self._env(),
             cwd="/",
-            start_new_session=True,  # a terminal's Ctrl-C ends the command; the cluster ends after it
+            # a terminal's Ctrl-C ends the command; the cluster ends after it
+            start_new_session=True,
         )
         try:
             if (answer := self._init.stdout.readline()) != "\n":
@@ -101,21 +117,42 @@ class Cluster:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def login(
-        self, command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: str | Path = "", **options
+        self,
+        command: Sequence[str | Path],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path = "",
+        **options,
     ) -> subprocess.CompletedProcess:
-        """Run a command as on the cluster's login node; `options` are subprocess.run's (output is text)."""
+        """Run a command as on the cluster's login node; `options` are subprocess.run's.
+        Output is text."""
         enter = ["nsenter", f"--target={self._inside}", "--net", "--mount", "--uts", "--pid"]
         if os.geteuid() != 0:
             enter += ["--user", "--preserve-credentials"]
-        # nsenter forks: without setpriv the command would outlive a timeout. It enters the mount namespace at /: cd.
-        words = ["setpriv", "--pdeathsig=KILL", "sh", "-c", 'cd -- "$0" && exec "$@"', str(cwd or Path.cwd())]
+        # nsenter forks: without setpriv the command would outlive a timeout. It enters the mount
+        # namespace at /: cd.
+        words = [
+            "setpriv",
+            "--pdeathsig=KILL",
+            "sh",
+            "-c",
+            'cd -- "$0" && exec "$@"',
+            str(cwd or Path.cwd()),
+        ]
         words += map(str, command)
-        return subprocess.run([*enter, "--", *words], env={**self._env(), **(env or {})}, **{"text": True, **options})
+        return subprocess.run(
+            [*enter, "--", *words], env={**self._env(), **(env or {})}, **{"text": True, **options}
+        )
 
     def _env(self) -> dict[str, str]:
-        """The environment of a login shell: no variables of an outer job, the site's programs first."""
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SBATCH_", "PMI"))}
-        if kept.pop("AISCALE_GLOO_INSIDE", ""):  # this process has been a rank, and chose the card for itself
+        """A login shell's environment: no variables of an outer job, the site's programs first."""
+        kept = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("SLURM_", "SBATCH_", "PMI"))
+        }
+        # this process has been a rank, and chose the card for itself
+        if kept.pop("AISCALE_GLOO_INSIDE", ""):
             kept.pop("GLOO_SOCKET_IFNAME", "")
         return {
             **kept,
@@ -128,13 +165,17 @@ class Cluster:
 
 
 def _name(wanted: str | Site) -> str:
-    """The site's name, or its .toml file as an absolute path; empty for a profile that is in no file."""
+    """The site's name, or its .toml file as an absolute path; empty for a profile in no file."""
     if isinstance(wanted, Site):
         return wanted.name if wanted.name in names() else ""
     return str(Path(wanted).absolute()) if wanted.endswith(".toml") else wanted
 
 
 def _below_tmp(paths: Sequence[str | Path]) -> list[str]:
-    """Paths below /tmp, which a node with its own /tmp would miss; without paths below another one."""
+    """Paths below /tmp, which a node with its own /tmp would miss, but none below another one."""
     below = sorted({path for path in map(os.path.abspath, paths) if path.startswith("/tmp/")})
-    return [path for path in below if not any(path.startswith(other + "/") for other in below if other != path)]
+    return [
+        path
+        for path in below
+        if not any(path.startswith(other + "/") for other in below if other != path)
+    ]

@@ -2,8 +2,8 @@
 
     Settings(site=site("frontier"), nodes=4, folder=Path("/var/tmp/x")).write()
 
-The rules for accepting jobs come from the profile (aiscale.hpc.sites); here is only what no launcher has to know, such
-as how the site's Slurm shows GPUs to a task.
+The rules for accepting jobs come from the profile (aiscale.hpc.sites); here is only what no
+launcher has to know, such as how the site's Slurm shows GPUs to a task.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= MAX_NODES:
-            raise RehearsalError(f"--nodes is {self.nodes}: a rehearsal has 1 to {MAX_NODES} virtual nodes")
+            raise RehearsalError(
+                f"--nodes is {self.nodes}: a rehearsal has 1 to {MAX_NODES} virtual nodes"
+            )
         rules = self.site.scheduler
         for account in self.accounts:
             if not re.fullmatch(rules.account_pattern, account):
@@ -77,7 +79,9 @@ class Settings:
         """Every account that jobs may name, with the suffix that may be left out and without it."""
         rules = self.site.scheduler
         names = [name.lower() for name in (rules.account_example, *self.accounts)]
-        return list(dict.fromkeys([*names, *(name.removesuffix(rules.account_suffix) for name in names)]))
+        return list(
+            dict.fromkeys([*names, *(name.removesuffix(rules.account_suffix) for name in names)])
+        )
 
     def write(self) -> None:
         etc = self.folder / "etc"
@@ -88,12 +92,17 @@ class Settings:
         hosts = ["127.0.0.1 localhost", f"{LOGIN} login"]
         hosts += [f"{address(i)} {name}" for i, name in enumerate(self.names, 1)]
         (etc / "hosts").write_text("\n".join(hosts) + "\n")
-        # torch's store looks up ::ffff:10.77.0.x, which is in no file: with DNS each rank would wait 10 s
-        (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nshadow: files\nhosts: files\n")
+        # torch's store looks up ::ffff:10.77.0.x, which is in no file: with DNS each rank would
+        # wait 10 s
+        (etc / "nsswitch.conf").write_text(
+            "passwd: files\ngroup: files\nshadow: files\nhosts: files\n"
+        )
         (etc / "slurm.conf").write_text(self._slurm_conf())
         (etc / "plugstack.conf").write_text("")
         (etc / "gres.conf").write_text(self._gres_conf())
-        (etc / "job_submit.lua").write_text(f"local site = {_lua(self._rules())}\n\n" + _template("job_submit.lua"))
+        (etc / "job_submit.lua").write_text(
+            f"local site = {_lua(self._rules())}\n\n" + _template("job_submit.lua")
+        )
         self._write_scripts(etc)
 
     def _slurm_conf(self) -> str:
@@ -104,16 +113,21 @@ class Settings:
             for i, name in enumerate(self.names, 1)
         ]
         partitions = self.site.scheduler.partitions
-        longest = {name: max(limit.max_hours for limit in each.limits) for name, each in partitions.items()}
+        longest = {
+            name: max(limit.max_hours for limit in each.limits) for name, each in partitions.items()
+        }
         longest = longest or {"nodes": 48.0}
         first = self.site.partition or self.site.scheduler.default_partition or next(iter(longest))
         every = ",".join(self.names)
         for name, hours in longest.items():
             default = "YES" if name == first else "NO"
-            lines.append(f"PartitionName={name} Nodes={every} Default={default} MaxTime={round(hours * 60)}")
+            lines.append(
+                f"PartitionName={name} Nodes={every} Default={default} MaxTime={round(hours * 60)}"
+            )
         # preemptible jobs go here; see job_submit.lua
         lines.append(
-            f"PartitionName=preemptible Nodes={every} Hidden=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=3"
+            f"PartitionName=preemptible Nodes={every} Hidden=YES PriorityTier=1 "
+            "PreemptMode=REQUEUE GraceTime=3"
         )
         gres = f" Gres=gpu:{node.gpus}" if node.gpus else ""
         features = sorted(self.site.scheduler.features)  # every virtual node has all of them
@@ -123,8 +137,8 @@ class Settings:
             folder=self.folder,
             login=LOGIN,
             user=user_name(),
-            node=f"CPUs={node.cores * threads} Sockets=1 CoresPerSocket={node.cores} ThreadsPerCore={threads}"
-            f" RealMemory=512000{gres}{feature}",
+            node=f"CPUs={node.cores * threads} Sockets=1 CoresPerSocket={node.cores}"
+            f" ThreadsPerCore={threads} RealMemory=512000{gres}{feature}",
             nodes_and_partitions="\n".join(lines),
         )
 
@@ -133,7 +147,8 @@ class Settings:
         if not gpus:
             return ""
         devices = f"{self.folder}/dev/gpu[0-{gpus - 1}]" if gpus > 1 else f"{self.folder}/dev/gpu0"
-        return f"NodeName={','.join(self.names)} Name=gpu File={devices} Flags={self.habits.gpu_flag}\n"
+        names = ",".join(self.names)
+        return f"NodeName={names} Name=gpu File={devices} Flags={self.habits.gpu_flag}\n"
 
     def _rules(self) -> dict:
         """The profile's rules under its own field names, for job_submit.lua."""
@@ -150,7 +165,14 @@ class Settings:
             "nvme": self.habits.nvme,
             "closest": " ".join(map(str, self.habits.closest)),
         }
-        for name in ("prolog.sh", "epilog.sh", "ended.sh", "task_prolog.sh", "bash_env.sh", "shim.sh"):
+        for name in (
+            "prolog.sh",
+            "epilog.sh",
+            "ended.sh",
+            "task_prolog.sh",
+            "bash_env.sh",
+            "shim.sh",
+        ):
             text = _template(name)
             for key, value in values.items():  # as @key@, since shell scripts use $
                 text = text.replace(f"@{key}@", value)
@@ -161,7 +183,17 @@ class Settings:
 
 
 #: Programs of a site that are replaced or wrapped here: each call is recorded.
-SHIMS = ("srun", "sbcast", "lfs", "shifter", "singularity", "apptainer", "podman-hpc", "conda-unpack", "pigz")
+SHIMS = (
+    "srun",
+    "sbcast",
+    "lfs",
+    "shifter",
+    "singularity",
+    "apptainer",
+    "podman-hpc",
+    "conda-unpack",
+    "pigz",
+)
 
 
 def address(i: int) -> str:
@@ -173,7 +205,9 @@ def user_name() -> str:
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
-        raise RehearsalError(f"user {os.geteuid()} has no name in /etc/passwd, which Slurm asks for") from None
+        raise RehearsalError(
+            f"user {os.geteuid()} has no name in /etc/passwd, which Slurm asks for"
+        ) from None
 
 
 def _template(name: str) -> str:
@@ -184,13 +218,15 @@ def _lua(value: object) -> str:
     if is_dataclass(value):
         value = vars(value)
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"[{_lua(key)}] = {_lua(entry)}" for key, entry in value.items()) + "}"
+        return (
+            "{" + ", ".join(f"[{_lua(key)}] = {_lua(entry)}" for key, entry in value.items()) + "}"
+        )
     if isinstance(value, (list, tuple)):
         return "{" + ", ".join(map(_lua, value)) + "}"
     return json.dumps(value, ensure_ascii=False)  # Lua writes \\u otherwise
 
 
-# What this machine must have ------------------------------------------------------------------------------------------
+# What this machine must have ---------------------------------------------------------------------
 
 
 #: Daemons and network tools are in folders that are not on an ordinary user's PATH.
@@ -200,7 +236,16 @@ _PROGRAMS = "slurmctld slurmd munged srun sbatch ip unshare nsenter setpriv moun
 _REMEDY = "sudo apt-get install slurm-wlm munge iproute2"
 
 #: Namespaces of a rehearsal: network, mounts, hostname, processes.
-NAMESPACES = ["--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation=private"]
+NAMESPACES = [
+    "--net",
+    "--mount",
+    "--uts",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+    "--propagation=private",
+]
 
 
 class RehearsalError(ConfigError):
@@ -224,13 +269,21 @@ def why_not() -> str:
         if not shutil.which(program, path=search_path()):
             return f"{program} is not here: {_REMEDY}"
     env = {**os.environ, "PATH": search_path()}
-    tried = subprocess.run([*unshare(), "true"], capture_output=True, text=True, timeout=60, env=env)
+    tried = subprocess.run(
+        [*unshare(), "true"], capture_output=True, text=True, timeout=60, env=env
+    )
     if tried.returncode == 0:
         return ""
-    why = tried.stderr.strip().splitlines()[-1:] or [f"unshare ended with status {tried.returncode}"]
+    why = tried.stderr.strip().splitlines()[-1:] or [
+        f"unshare ended with status {tried.returncode}"
+    ]
     if os.geteuid() == 0:
-        return f"namespaces are not allowed here ({why[0]}): in a container, start it with --privileged"
+        return (
+            f"namespaces are not allowed here ({why[0]}): "
+            "in a container, start it with --privileged"
+        )
     return (
         f"namespaces are not allowed here ({why[0]}): rehearse as root, or "
-        "sudo sysctl kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0"
+        "sudo sysctl kernel.unprivileged_userns_clone=1 "
+        "kernel.apparmor_restrict_unprivileged_userns=0"
     )

@@ -2,8 +2,8 @@
 
 import os
 
-# OpenMP's threads spin while they wait. On a laptop or a login node that others use too, a spinning thread holds the
-# core that its sibling needs: training steps have been seen to take ten times as long. Sleeping threads cost
-# microseconds. OpenMP reads this when torch is first imported; `make` sets it as well, for notebooks that import torch
-# before us, and whoever sets the variable decides.
+# OpenMP's threads spin while they wait. On a laptop or a login node that others use too, a spinning
+# thread holds the core that its sibling needs: training steps have been seen to take ten times as
+# long. Sleeping threads cost microseconds. OpenMP reads this when torch is first imported; `make`
+# sets it as well, for notebooks that import torch before us, and whoever sets the variable decides.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

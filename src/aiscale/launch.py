@@ -1,7 +1,7 @@
-"""Starts the ranks of one machine, names a dead one within seconds, and leaves none running after the launcher.
+"""Starts the ranks of one machine, names a dead one within seconds, leaves none running after it.
 
-The ranks meet at a file in a folder of this user alone. This module imports no torch: the ranks are forked from a
-process that has.
+The ranks meet at a file in a folder of this user alone. This module imports no torch: the ranks are
+forked from a process that has.
 """
 
 from __future__ import annotations
@@ -32,23 +32,32 @@ def rank_environment(rank: int, size: int) -> dict[str, str]:
         "WORLD_SIZE": str(size),
         "LOCAL_RANK": str(rank),
         "LOCAL_WORLD_SIZE": str(size),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, len(usable_cores()) // size)),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")
+        or str(max(1, len(usable_cores()) // size)),
     }
 
 
 def launch(
-    nproc: int, argv: Sequence[str], env: Mapping[str, str] | None = None, *, preload: Sequence[str] = ()
+    nproc: int,
+    argv: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    *,
+    preload: Sequence[str] = (),
 ) -> int:
-    """Run `python ARGV` as `nproc` connected ranks and wait; returns the exit status, 0 only if every rank's was 0.
-    `env` is added to this process's environment. `preload`: modules that the ranks need (`processes.start_python`)."""
+    """Run `python ARGV` as `nproc` connected ranks and wait.
+
+    Returns the exit status, 0 only if every rank's was 0. `env` is added to this process's
+    environment. `preload`: modules that the ranks need (`processes.start_python`).
+    """
     interrupted = False
     with start_ranks(nproc, argv, env, preload=preload) as ranks, _passing_on_signals(ranks):
         while True:
             try:
                 return _wait(ranks, quiet=interrupted)
             except KeyboardInterrupt:
-                # The terminal sends the signal to every rank as well; they finish their step and save. After a second
-                # one they remove what they were writing, unless they wait for each other.
+                # The terminal sends the signal to every rank as well; they finish their step and
+                # save. After a second one they remove what they were writing, unless they wait for
+                # each other.
                 if interrupted:
                     stop(ranks, grace_s=1, first=signal.SIGINT)
                     return INTERRUPTED_STATUS
@@ -57,7 +66,11 @@ def launch(
 
 @contextmanager
 def start_ranks(
-    nproc: int, argv: Sequence[str], env: Mapping[str, str] | None = None, *, preload: Sequence[str] = ()
+    nproc: int,
+    argv: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    *,
+    preload: Sequence[str] = (),
 ) -> Iterator[list[BaseProcess]]:
     """The processes of `launch`, for as long as the `with` block runs."""
     store = private.new_store()
@@ -92,7 +105,8 @@ def _passing_on_signals(ranks: list[BaseProcess]) -> Iterator[None]:
                 os.kill(rank.pid, number)
 
     before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
-    # The ranks have started with this process's mask: what was blocked here waits in them for `fit`.
+    # The ranks have started with this process's mask: what was blocked here waits in them for
+    # `fit`.
     mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
     try:
         yield
@@ -107,16 +121,23 @@ def _wait(ranks: list[BaseProcess], *, quiet: bool) -> int:
     while not any(codes := [rank.exitcode for rank in ranks]):
         if None not in codes:
             return 0
-        connection.wait([rank.sentinel for rank, code in zip(ranks, codes, strict=True) if code is None])
+        connection.wait(
+            [rank.sentinel for rank, code in zip(ranks, codes, strict=True) if code is None]
+        )
     first = {rank for rank, code in enumerate(codes) if code}
     codes = _settle(ranks)
     code, rank = culprit(codes, first)
-    # Bad input, which fails all ranks alike, a stop that was asked for, or a hang: a rank has explained it.
+    # Bad input, which fails all ranks alike, a stop that was asked for, or a hang: a rank has
+    # explained it.
     explained = _is_asked_for(codes) or code == HANG_STATUS
     if not quiet and not explained:
         others = sum(c is None for c in codes)
         stopped = f"; stopping the other {others}" if others else ""
-        died = f"died: signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"failed with exit status {code}"
+        died = (
+            f"died: signal {-code} ({signal.Signals(-code).name})"
+            if code < 0
+            else f"failed with exit status {code}"
+        )
         print(f"aiscale: rank {rank} of {len(ranks)} {died}{stopped}", file=sys.stderr)
     stop(ranks)
     return code if code > 0 else 128 - code
@@ -127,7 +148,8 @@ def _settle(ranks: list[BaseProcess]) -> list[int | None]:
     began = time.monotonic()
     while True:
         codes = [rank.exitcode for rank in ranks]
-        if None not in codes or time.monotonic() - began > (15.5 if _is_asked_for(set(codes) - {None}) else 0.5):
+        limit_s = 15.5 if _is_asked_for(set(codes) - {None}) else 0.5
+        if None not in codes or time.monotonic() - began > limit_s:
             return codes
         time.sleep(0.05)
 
@@ -137,16 +159,23 @@ def _is_asked_for(codes: Sequence[int | None] | set[int]) -> bool:
 
 
 def culprit(codes: Sequence[int | None], first: set[int]) -> tuple[int, int]:
-    """(status, rank) of the rank to name: first one that reported a hang, then one that was killed (it explains the
-    others' broken connections), last one that only lost a connection; among equals one in `first`, which failed
-    first."""
+    """(status, rank) of the rank to name.
+
+    First one that reported a hang, then one that was killed (it explains the others' broken
+    connections), last one that only lost a connection; among equals one in `first`, which failed
+    first.
+    """
     failed = [(code, rank) for rank, code in enumerate(codes) if code]
-    order = lambda it: (it[0] != HANG_STATUS, it[0] > 0, it[0] == LOST_STATUS, it[1] not in first, it)  # noqa: E731
+
+    def order(it: tuple[int, int]) -> tuple:
+        code, rank = it
+        return code != HANG_STATUS, code > 0, code == LOST_STATUS, rank not in first, it
+
     return min(failed, key=order)
 
 
 def stop(ranks: list[BaseProcess], grace_s: float = 3.0, first: int = signal.SIGTERM) -> None:
-    """End the ranks by a signal, and by SIGKILL those that hang in a collective and do not answer."""
+    """End the ranks by a signal, and by SIGKILL those that hang and do not answer."""
     for rank in ranks:
         with suppress(ProcessLookupError):
             if rank.exitcode is None:

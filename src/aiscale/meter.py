@@ -1,9 +1,10 @@
-"""Measures what a step really took: bytes held and sent, seconds, tokens per second, FLOPs utilization (MFU).
+"""Measures what a step really took: bytes held and sent, seconds, tokens per second, MFU.
 
 meter = Meter(world, flops_per_token=cost.flops_per_token(model, seq_len), precision="fp32")
 with meter.step():
     engine.step(...)
-meter.record(tokens)       # -> {"step_s": ..., "tokens_per_s": ..., "mfu": ..., "payload_bytes": {...}, ...}
+meter.record(tokens)
+# -> {"step_s": ..., "tokens_per_s": ..., "mfu": ..., "payload_bytes": {...}, ...}
 """
 
 from __future__ import annotations
@@ -23,19 +24,25 @@ from aiscale import cost, machines
 from aiscale.distributed import World
 from aiscale.distributed.counter import Count, Group
 
-_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 _DTYPES["fp64"] = torch.float64
 
 
 def held_bytes(categories: Mapping[str, Iterable[torch.Tensor]]) -> dict[str, int]:
-    """Bytes by category of tensors. A storage shared by several tensors counts once, in the first category."""
+    """Bytes by category of tensors; a storage that several share counts once, in the first."""
     seen: set[int] = set()
     totals = {}
     for category, tensors in categories.items():
         total = 0
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            if storage._cdata not in seen:  # data_ptr() is 0 for all tensors without memory (distributed.fake)
+            # data_ptr() is 0 for all tensors without memory (distributed.fake).
+            if storage._cdata not in seen:
                 seen.add(storage._cdata)
                 total += storage.nbytes()
         totals[category] = total
@@ -51,9 +58,13 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def allocated_bytes(work: Callable[[], object]) -> tuple[list[float], list[int]]:
-    """(seconds, bytes): what `work()` holds on the CPU after each allocation and release, from its start. Measured by
-    torch's profiler, so it includes memory outside our tensors: workspaces."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or the profiler logs its start and stop on stderr
+    """(seconds, bytes): what `work()` holds on the CPU after each allocation and release.
+
+    From its start. Measured by torch's profiler, so it includes memory outside our tensors:
+    workspaces.
+    """
+    # Or the profiler logs its start and stop on stderr.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with torch.autograd.profiler.profile(profile_memory=True) as profile:
         work()
     events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]
@@ -64,10 +75,13 @@ def allocated_bytes(work: Callable[[], object]) -> tuple[list[float], list[int]]
 
 
 def step_peak_bytes(
-    step: Callable[[], object], tensors: Callable[[], Mapping[str, Iterable[torch.Tensor]]], device: torch.device
+    step: Callable[[], object],
+    tensors: Callable[[], Mapping[str, Iterable[torch.Tensor]]],
+    device: torch.device,
 ) -> dict[str, int]:
-    """Peak memory of one optimizer step after the first, by category; `tensors()` is an engine's. What lives through
-    the step has its own category; `within the step` are activations, workspaces and gradients."""
+    """Peak memory of one optimizer step after the first, by category; `tensors()` is an engine's.
+    What lives through the step has its own category; `within the step` are activations, workspaces
+    and gradients."""
     before = held_bytes(tensors())
     lasting = {category: nbytes for category, nbytes in before.items() if category != "gradients"}
     if device.type == "cuda":
@@ -81,8 +95,11 @@ def step_peak_bytes(
 
 
 def peak_flops(world: World, precision: str, seconds: float = 0.1) -> tuple[float, str]:
-    """(peak FLOP/s of one rank, source of the figure). A GPU's is from its data sheet. A CPU's is measured by
-    multiplying matrices, on all ranks at once because they share the cores."""
+    """(peak FLOP/s of one rank, source of the figure).
+
+    A GPU's is from its data sheet. A CPU's is measured by multiplying matrices, on all ranks at
+    once because they share the cores.
+    """
     if world.device.type == "cuda":
         name = torch.cuda.get_device_name(world.device)
         device = machines.find_device(name)
@@ -105,7 +122,10 @@ def peak_flops(world: World, precision: str, seconds: float = 0.1) -> tuple[floa
 
 
 def traffic_rows(counts: Mapping[tuple[str, Group], Count], backend: str = "gloo") -> list[dict]:
-    """One row per collective and group in `counts` (Traffic.groups): calls, payload and wire bytes of one rank."""
+    """One rank's calls, payload and wire bytes: a row per collective and group in `counts`.
+
+    `counts` is Traffic.groups.
+    """
     algorithm = "gloo" if backend == "gloo" else "ring"
     return [
         {
@@ -114,7 +134,9 @@ def traffic_rows(counts: Mapping[tuple[str, Group], Count], backend: str = "gloo
             "group_ranks": list(group.ranks),
             "calls": count.calls,
             "payload_bytes": count.payload_bytes,
-            "wire_bytes": round(cost.wire_bytes(op, count.payload_bytes, len(group.ranks), algorithm)),
+            "wire_bytes": round(
+                cost.wire_bytes(op, count.payload_bytes, len(group.ranks), algorithm)
+            ),
         }
         for (op, group), count in sorted(counts.items())
         if len(group.ranks) > 1
@@ -162,10 +184,12 @@ class Meter:
     def record(self, tokens: int) -> dict:
         """The measures of the last step, in which all ranks together read `tokens` tokens."""
         rate = tokens / self._step_s
-        self._total_s, self._total_tokens = self._total_s + self._step_s, self._total_tokens + tokens
+        self._total_s += self._step_s
+        self._total_tokens += tokens
         reached = rate * self.flops_per_token / self.world.size
         if reached > self.peak_flops and self.peak_source.startswith("measured"):
-            self.peak_flops, self.peak_source = reached, "measured: a training step, faster than a matrix product was"
+            self.peak_flops = reached
+            self.peak_source = "measured: a training step, faster than a matrix product was"
         payload: Counter[str] = Counter()
         for row in self._traffic:
             payload[row["collective"]] += row["payload_bytes"]

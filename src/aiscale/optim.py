@@ -1,7 +1,8 @@
 """The optimizer and its learning rate, the same for every strategy.
 
-torch's own are SGD, Adam, AdamW and Adafactor. LARS, LAMB and Muon are here (`ByTensor`): torch has no LARS and LAMB,
-and its Muon takes matrices only and no shards of them. All optimizers share one learning rate and one schedule.
+torch's own are SGD, Adam, AdamW and Adafactor. LARS, LAMB and Muon are here (`ByTensor`): torch has
+no LARS and LAMB, and its Muon takes matrices only and no shards of them. All optimizers share one
+learning rate and one schedule.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_ten
 from aiscale.config import ConfigError, OptimizerConfig
 from aiscale.config.choices import is_orthogonalized
 
-# Devices with torch's fused optimizer kernels; on a CPU they are 8 times as fast as one update per parameter.
+# Devices with torch's fused optimizer kernels; on a CPU they are 8 times as fast as one update per
+# parameter.
 FUSED_DEVICES = {"cpu", "cuda", "mps", "xpu"}
 
 
@@ -34,25 +36,40 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
     """The optimizer of `config` over the model's trainable parameters; its sources are below."""
     groups = parameter_groups(model, config.weight_decay)
     if not groups:
-        raise ConfigError("the model has no trainable parameters: call requires_grad_(True) on some of them")
-    fused = all(p.device.type in FUSED_DEVICES and p.is_floating_point() for group in groups for p in group["params"])
+        raise ConfigError(
+            "the model has no trainable parameters: call requires_grad_(True) on some of them"
+        )
+    fused = all(
+        p.device.type in FUSED_DEVICES and p.is_floating_point()
+        for group in groups
+        for p in group["params"]
+    )
     if config.name == "sgd":
         # torch's fused SGD does not support FSDP's sharded tensors.
         fused = fused and all(type(p) is nn.Parameter for group in groups for p in group["params"])
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=fused)
-    if config.name == "adafactor":  # beta2, clipping and smallest step are Shazeer and Stern's (2018)
+    if config.name == "adafactor":
+        # beta2, clipping and smallest step are Shazeer and Stern's (2018).
         return torch.optim.Adafactor(groups, lr=config.lr)
     betas = (config.beta1, config.beta2)
     if config.name in ("lars", "lamb", "muon"):
-        options = {"betas": betas, "eps": config.eps, "momentum": config.momentum, "trust": config.trust}
+        options = {
+            "betas": betas,
+            "eps": config.eps,
+            "momentum": config.momentum,
+            "trust": config.trust,
+        }
         return ByTensor(_by_rule(model, groups, config.name), lr=config.lr, **options)
     kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
     return kind(groups, lr=config.lr, betas=betas, eps=config.eps, fused=fused)
 
 
 class ByTensor(torch.optim.Optimizer):
-    """Optimizers whose step depends on a whole tensor at once. A rule takes this rank's weights, gradient and states,
-    and under FSDP only its rows of them; `like`, the parameter itself, then says how to add up or gather the shards."""
+    """Optimizers whose step depends on a whole tensor at once.
+
+    A rule takes this rank's weights, gradient and states, and under FSDP only its rows of them;
+    `like`, the parameter itself, then says how to add up or gather the shards.
+    """
 
     def __init__(self, groups: list[dict], **options) -> None:
         super().__init__(groups, options)
@@ -66,11 +83,15 @@ class ByTensor(torch.optim.Optimizer):
 
 
 def _by_rule(model: nn.Module, groups: list[dict], name: str) -> list[dict]:
-    """The groups with their rules: Muon's are matrices, the other matrices (embeddings, head), vectors."""
+    """The groups with their rules; Muon's: matrices, other matrices (embeddings, head), vectors."""
     if name != "muon":
         return [{**group, "rule": name} for group in groups]
     matrices = {p for n, p in model.named_parameters() if is_orthogonalized(n, p.dim())}
-    parts = [(group, [p for p in group["params"] if (p in matrices) == by]) for group in groups for by in (True, False)]
+    parts = [
+        (group, [p for p in group["params"] if (p in matrices) == by])
+        for group in groups
+        for by in (True, False)
+    ]
     return [
         {**group, "params": params, "rule": "muon" if params[0] in matrices else "adamw"}
         for group, params in parts
@@ -79,8 +100,10 @@ def _by_rule(model: nn.Module, groups: list[dict], name: str) -> list[dict]:
 
 
 def _lars(w: Tensor, g: Tensor, state: dict, group: dict, like: Tensor) -> None:
-    """v = m v + lr trust |w| / (|g| + decay |w|) (g + decay w); w = w - v (You et al. 2017, algorithm 1); vectors,
-    which their own size would keep near 0, take plain steps."""
+    """v = m v + lr trust |w| / (|g| + decay |w|) (g + decay w); w = w - v.
+
+    You et al. 2017, algorithm 1. Vectors, which their own size would keep near 0, take plain steps.
+    """
     decay, ratio = group["weight_decay"], 1.0
     if like.dim() > 1:
         size = _norm(w, like)
@@ -91,23 +114,32 @@ def _lars(w: Tensor, g: Tensor, state: dict, group: dict, like: Tensor) -> None:
 
 
 def _lamb(w: Tensor, g: Tensor, state: dict, group: dict, like: Tensor) -> None:
-    """w = w - lr |w| / |r + decay w| (r + decay w), with Adam's direction r (You et al. 2020, algorithm 2). AdamW
-    is the same without the ratio."""
+    """w = w - lr |w| / |r + decay w| (r + decay w), with Adam's direction r.
+
+    You et al. 2020, algorithm 2. AdamW is the same without the ratio.
+    """
     update = _adam_direction(g, state, group, like).add_(w, alpha=group["weight_decay"])
     ratio = 1.0 if group["rule"] == "adamw" else _ratio(_norm(w, like), _norm(update, like))
     w.sub_(update * ratio * group["lr"])
 
 
 def _muon(w: Tensor, g: Tensor, state: dict, group: dict, like: Tensor) -> None:
-    """Steps along the orthogonal matrix nearest to the momentum (Jordan et al. 2024), as long as AdamW's usually are,
-    0.2 sqrt(larger side) (Liu et al. 2025), so that lr and decay fit both: torch.optim.Muon's match_rms_adamw."""
+    """Steps along the orthogonal matrix nearest to the momentum (Jordan et al. 2024).
+
+    They are as long as AdamW's usually are, 0.2 sqrt(larger side) (Liu et al. 2025), so that lr and
+    decay fit both: torch.optim.Muon's match_rms_adamw.
+    """
     m = _local(_kept(state, "momentum_buffer", like))
     m.lerp_(g, 1 - group["momentum"])
     update = g.lerp(m, group["momentum"])  # Nesterov's
     if isinstance(like, DTensor):
-        whole = DTensor.from_local(update, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
+        whole = DTensor.from_local(
+            update, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
+        )
         whole = orthogonal(whole.full_tensor())
-        update = _local(distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None))
+        update = _local(
+            distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
+        )
     else:
         update = orthogonal(update)
     w.mul_(1 - group["lr"] * group["weight_decay"])
@@ -118,8 +150,11 @@ _RULES = {"lars": _lars, "lamb": _lamb, "muon": _muon, "adamw": _lamb}
 
 
 def orthogonal(matrix: Tensor, steps: int = 5) -> Tensor:
-    """Nearly U V^T of the singular value decomposition U S V^T, by Newton and Schulz's iteration in bf16 (fp64 stays),
-    which brings singular values to 0.7 to 1.2. A matrix of several heads is taken as one."""
+    """Nearly U V^T of the singular value decomposition U S V^T.
+
+    By Newton and Schulz's iteration in bf16 (fp64 stays), which brings singular values to 0.7 to
+    1.2. A matrix of several heads is taken as one.
+    """
     a, b, c = 3.4445, -4.775, 2.0315
     x = matrix if matrix.dtype == torch.float64 else matrix.bfloat16()
     tall = x.shape[0] > x.shape[1]
@@ -158,7 +193,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _norm(local: Tensor, like: Tensor) -> Tensor:
-    """The Euclidean norm of the whole tensor of which `local` is this rank's shard, if `like` is sharded."""
+    """The Euclidean norm of the whole tensor; if `like` is sharded, `local` is a shard of it."""
     square = local.square().sum()
     if isinstance(like, DTensor):
         parts = [Partial() if place.is_shard() else Replicate() for place in like.placements]
@@ -167,9 +202,12 @@ def _norm(local: Tensor, like: Tensor) -> Tensor:
 
 
 def lr_at(step: int, total_steps: int, config: OptimizerConfig) -> float:
-    """The learning rate of optimizer step `step`, 0-based: linear warm-up over warmup_steps (step warmup_steps is the
-    first at the peak), then constant; or a half cosine or a line down to min_lr at the last step, or the last of
-    decay_steps; or inverse_sqrt: falling as 1 / sqrt(step), as in Vaswani et al. 2017, but never below min_lr."""
+    """The learning rate of optimizer step `step`, 0-based.
+
+    Linear warm-up over warmup_steps (step warmup_steps is the first at the peak), then constant; or
+    a half cosine or a line down to min_lr at the last step, or the last of decay_steps; or
+    inverse_sqrt: falling as 1 / sqrt(step), as in Vaswani et al. 2017, but never below min_lr.
+    """
     if step < config.warmup_steps:
         return config.lr * (step + 1) / (config.warmup_steps + 1)
     if config.schedule == "constant":
@@ -178,7 +216,9 @@ def lr_at(step: int, total_steps: int, config: OptimizerConfig) -> float:
         return max(config.min_lr, config.lr * ((config.warmup_steps + 1) / (step + 1)) ** 0.5)
     falling = max(1, (config.decay_steps or total_steps) - 1 - config.warmup_steps)
     progress = min(1.0, (step - config.warmup_steps) / falling)
-    remaining = 1 - progress if config.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
+    remaining = (
+        1 - progress if config.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
+    )
     return config.min_lr + (config.lr - config.min_lr) * remaining
 
 
@@ -188,8 +228,8 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def clip_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-    """Scale the gradients in place so that their global norm is at most max_norm; 0 only measures. Returns the norm
-    before clipping, a scalar tensor; for sharded parameters, the whole model's."""
+    """Scale the gradients in place so that their global norm is at most max_norm; 0 only measures.
+    Returns the norm before clipping, a scalar tensor; for sharded parameters, the whole model's."""
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
     norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters])
     if isinstance(norm, torch.Tensor) and hasattr(norm, "full_tensor"):

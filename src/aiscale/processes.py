@@ -1,8 +1,9 @@
 """Processes of the operating system: their start, cores, parents and markers.
 
-Only the standard library and no module of ours: scripts that must start in 10 ms import it. Importing what training
-needs takes three seconds of a core. So `start_python` forks: multiprocessing's forkserver, a process without threads,
-imports it once. Environment, folder and output are those of the caller all the same.
+Only the standard library and no module of ours: scripts that must start in 10 ms import it.
+Importing what training needs takes three seconds of a core. So `start_python` forks:
+multiprocessing's forkserver, a process without threads, imports it once. Environment, folder and
+output are those of the caller all the same.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 _OF_RANKS = {signal.SIGINT, signal.SIGTERM}  #: signals on which ranks save
 _starting = threading.Lock()
 
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # at import: a forked child should load nothing
+# At import: a forked child should load nothing.
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -48,7 +50,7 @@ def usable_cores() -> list[int]:
 
 
 def die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when `parent` dies, even by SIGKILL. Does nothing off Linux."""
+    """On Linux ask the kernel to kill this process when `parent` dies, even by SIGKILL."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -56,13 +58,19 @@ def die_with(parent: int) -> None:
 
 
 def marked(variable: str, value: str) -> list[int]:
-    """The user's processes that inherited `variable` with `value`, without zombies and this process."""
+    """The user's processes that inherited `variable` with `value`; no zombies, nor this process."""
     mark = f"{variable}={value}"
     if not os.path.isdir("/proc/self"):  # macOS: ps shows the environment of one's own processes
-        listing = subprocess.run(["ps", "-Ewwax", "-o", "pid=,command="], capture_output=True, text=True).stdout
+        listing = subprocess.run(
+            ["ps", "-Ewwax", "-o", "pid=,command="], capture_output=True, text=True
+        ).stdout
         pids = [int(line.split(None, 1)[0]) for line in listing.splitlines() if mark in line]
     else:
-        pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and _carries(name, mark.encode())]
+        pids = [
+            int(name)
+            for name in os.listdir("/proc")
+            if name.isdigit() and _carries(name, mark.encode())
+        ]
     return [pid for pid in pids if pid != os.getpid()]
 
 
@@ -75,7 +83,10 @@ def _carries(pid: str, mark: bytes) -> bool:
 
 
 def kill_marked(variable: str, value: str, timeout_s: float = 5.0) -> bool:
-    """Kill all marked processes; True when none is left. Repeats, because a process may fork while it is killed."""
+    """Kill all marked processes; True when none is left.
+
+    Repeats, because a process may fork while it is killed.
+    """
     deadline = time.monotonic() + timeout_s
     while pids := marked(variable, value):
         for pid in pids:
@@ -87,7 +98,7 @@ def kill_marked(variable: str, value: str, timeout_s: float = 5.0) -> bool:
     return True
 
 
-# `python ARGV`, forked from a process that has imported what it needs -------------------------------------------------
+# `python ARGV`, forked from a process that has imported what it needs ----------------------------
 
 
 def start_python(
@@ -100,16 +111,20 @@ def start_python(
     stdout: int = 1,
     stderr: int = 2,
 ) -> BaseProcess:
-    """Start `python ARGV` (-m MODULE, -c CODE or a file) without input; it ends when this process does.
+    """Start `python ARGV` (-m MODULE, -c CODE or a file) without input.
 
-    It is forked from a server, which this process's first call starts with that call's environment, and which imports
-    that call's `preload`. Without `preload`, on macOS and on a machine with GPUs it is a new Python. `env` is its whole
-    environment, by default this process's. `name` is shown above its traceback. `stdout`, `stderr`: descriptors."""
+    It ends when this process does. It is forked from a server, which this process's first call
+    starts with that call's environment, and which imports that call's `preload`. Without `preload`,
+    on macOS and on a machine with GPUs it is a new Python. `env` is its whole environment, by
+    default this process's. `name` is shown above its traceback. `stdout`, `stderr`: descriptors.
+    """
     import multiprocessing  # takes 20 ms, which the cleaner of a cluster need not spend
 
     env = dict(os.environ if env is None else env)
     process = multiprocessing.get_context(start_method(preload)).Process(
-        target=_become, name=name, args=([*argv], env, os.path.abspath(cwd), [_sent(stdout), _sent(stderr)])
+        target=_become,
+        name=name,
+        args=([*argv], env, os.path.abspath(cwd), [_sent(stdout), _sent(stderr)]),
     )
     with _ready_for(env):
         process.start()
@@ -126,7 +141,10 @@ def warm_up(preload: Sequence[str], env: Mapping[str, str]) -> None:
 
 
 def reap_server() -> None:
-    """Wait for the end of a server that was killed with its cluster, so that the next call starts another one."""
+    """Wait for the end of a server that was killed with its cluster.
+
+    The next call then starts another one.
+    """
     from multiprocessing import forkserver
 
     server, alive = forkserver._forkserver, False
@@ -145,9 +163,10 @@ def _ready_for(env: Mapping[str, str]) -> Iterator[None]:
     with _starting:
         resource_tracker.ensure_running()  # with this process's environment, for it lives as long
         main, before = sys.modules["__main__"], {key: os.environ.get(key) for key in env}
-        sys.modules["__main__"] = types.ModuleType("__main__")  # or the child would first run the caller's script again
-        # Blocked until the child can take them, and in the server for ever: a signal to the whole group (Ctrl-C,
-        # `timeout`) is for the ranks, which would die with it.
+        # Or the child would first run the caller's script again.
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        # Blocked until the child can take them, and in the server for ever: a signal to the whole
+        # group (Ctrl-C, `timeout`) is for the ranks, which would die with it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_RANKS)
         os.environ.update(env)
         try:
@@ -174,7 +193,7 @@ def start_method(preload: Sequence[str]) -> str:
 
 
 def _sent(number: int) -> Connection:
-    """A copy of a file descriptor, in a form that multiprocessing hands to a child, however it starts it."""
+    """A copy of a file descriptor that multiprocessing hands to a child, however it starts it."""
     from multiprocessing.connection import Connection
 
     return Connection(os.dup(number))
@@ -184,13 +203,18 @@ def _become(argv: list[str], env: dict[str, str], cwd: str, files: list[Connecti
     """Run `python ARGV` in this child as a new Python would."""
     import multiprocessing.forkserver
 
-    # The server lives as long as a process holds this end of its pipe. Ours would keep it alive when the caller is
-    # killed; without it the server ends, and with the server its children.
+    # The server lives as long as a process holds this end of its pipe. Ours would keep it alive
+    # when the caller is killed; without it the server ends, and with the server its children.
     server = multiprocessing.forkserver._forkserver
-    if multiprocessing.get_start_method() == "forkserver" and server._forkserver_alive_fd is not None:
+    if (
+        multiprocessing.get_start_method() == "forkserver"
+        and server._forkserver_alive_fd is not None
+    ):
         os.close(server._forkserver_alive_fd)
     die_with(os.getppid())
     atexit._clear()  # what a parent would do at its end
+    if pools := sys.modules.get("concurrent.futures.thread"):
+        pools._threads_queues.clear()  # the parent's threads are not here, and nobody can join them
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_RANKS)

@@ -26,19 +26,27 @@ _until_the_end = ExitStack()
 
 
 def prepare_deepspeed() -> None:
-    """Its accelerator is the CPU; it does not compile an all-reduce through shared memory: a minute, and a compiler."""
+    """Its accelerator is the CPU.
+
+    It does not compile an all-reduce through shared memory: a minute, and a compiler.
+    """
     os.environ["DS_ACCELERATOR"] = "cpu"
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # else it loads torch's compiler, a fifth of its start
+    # Else it loads torch's compiler, a fifth of its start.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     import deepspeed
 
-    # Through vars(): reading this attribute makes DeepSpeed probe the compiler for every operation it has.
+    # Through vars(): reading this attribute makes DeepSpeed probe the compiler for all operations.
     vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
 
 
 def prepare_megatron() -> None:
-    """Wherever it asks for CUDA, until this process ends, it gets the CPU. It also loads the states of torch's Adam."""
+    """Wherever it asks for CUDA, until this process ends, it gets the CPU.
+
+    It also loads the states of torch's Adam.
+    """
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # as above
-    torch.set_num_threads(1)  # it forks the processes that write a checkpoint: OpenMP's threads would not be there
+    # It forks the processes that write a checkpoint: OpenMP's threads would not be there.
+    torch.set_num_threads(1)
     leave_out_triton()
     logging.getLogger("megatron").setLevel(logging.ERROR)  # its warnings are for its authors
     _until_the_end.enter_context(megatron_on(_CPU))
@@ -47,20 +55,24 @@ def prepare_megatron() -> None:
     write = DistributedOptimizer._set_main_param_and_optimizer_states
 
     def write_with_step(self, parameter, tensors) -> None:
-        """A checkpoint has one step count for all parameters. torch's Adam, unlike Apex's, counts for each."""
+        """A checkpoint has one step count; torch's Adam, unlike Apex's, has one per parameter."""
         group, at = self.model_param_group_index_map[parameter]
         state = self.optimizer.state[self.optimizer.param_groups[group]["params"][at]]
-        state["step"] = state["step"].clone()  # they would share one, and count it up once for each parameter
+        # They would share one, and count it up once for each parameter.
+        state["step"] = state["step"].clone()
         write(self, parameter, {**tensors, "step": state["step"]})
 
     DistributedOptimizer._set_main_param_and_optimizer_states = write_with_step
 
 
 def leave_out_triton() -> None:
-    """Megatron-Core imports GPU kernels of its experts, and with them Triton (a gigabyte), even if no model has any.
-    Without Triton an empty module takes their place. Call it before the first import of Megatron-Core.
+    """An empty module in the place of GPU kernels that need Triton, where there is no Triton.
 
-    A module named `triton` would not do: torch's compiler would find it, and take it for the real one.
+    Megatron-Core imports these kernels of its experts, and with them Triton (a gigabyte), even if
+    no model has any experts. Call this before the first import of Megatron-Core.
+
+    A module named `triton` would not do: torch's compiler would find it, and take it for the real
+    one.
     """
     if importlib.util.find_spec("triton") is None:
         kernels = ModuleType("megatron.core.transformer.moe.ops.paged_stash")
@@ -70,15 +82,25 @@ def leave_out_triton() -> None:
 
 @contextmanager
 def megatron_on(device: torch.device, *, double: bool = False) -> Iterator[None]:
-    """Make Megatron-Core run on `device` until the context ends: on a CPU, the few places where it assumes CUDA are
-    redirected. With `double` it runs in fp64, on any device: else its cross-entropy and its softmax cast to fp32."""
+    """Make Megatron-Core run on `device` until the context ends.
+
+    On a CPU, the few places where it assumes CUDA are redirected. With `double` it runs in fp64, on
+    any device: else its cross-entropy and its softmax cast to fp32.
+    """
     with ExitStack() as stack, warnings.catch_warnings():
-        # Hide what only Megatron-Core's authors can act on: advice on fused kernels and CUDA settings, deprecations.
+        # Hide what only Megatron-Core's authors can act on: advice on fused kernels and CUDA
+        # settings, deprecations.
         warnings.filterwarnings("ignore", module="megatron")
-        warnings.filterwarnings("ignore", ".*torch.distributed.*deprecated|Please use DTensor", FutureWarning)
-        warnings.filterwarnings("ignore", "torch.distributed is disabled|The argument order of load", UserWarning)
+        warnings.filterwarnings(
+            "ignore", ".*torch.distributed.*deprecated|Please use DTensor", FutureWarning
+        )
+        warnings.filterwarnings(
+            "ignore", "torch.distributed is disabled|The argument order of load", UserWarning
+        )
         # Without masters, the distributed optimizer updates views of the parameters.
-        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
+        warnings.filterwarnings(
+            "ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning
+        )
         if device.type == "cpu":
             for owner, name, replacement in _replacements():
                 stack.enter_context(patch.object(owner, name, replacement))
@@ -86,8 +108,11 @@ def megatron_on(device: torch.device, *, double: bool = False) -> Iterator[None]
         if double:
             from megatron.core.tensor_parallel.cross_entropy import VocabParallelCrossEntropy
 
-            wide = staticmethod(lambda logits: (logits, logits.max(dim=-1)[0]))  # the same without a cast to fp32
-            stack.enter_context(patch.object(VocabParallelCrossEntropy, "calculate_logits_max", wide))
+            # The same without a cast to fp32.
+            wide = staticmethod(lambda logits: (logits, logits.max(dim=-1)[0]))
+            stack.enter_context(
+                patch.object(VocabParallelCrossEntropy, "calculate_logits_max", wide)
+            )
             stack.enter_context(_SoftmaxKeepsDouble())
         yield
 
@@ -99,11 +124,13 @@ def _replacements() -> list[tuple[object, str, object]]:
 
     return [
         (torch.cuda, "current_device", lambda: _CPU),
-        (torch.cuda, "current_stream", lambda *_: None),  # asked for in each reduction of gradients, and not used
+        # Asked for in each reduction of gradients, and not used.
+        (torch.cuda, "current_stream", lambda *_: None),
         (torch.cuda, "synchronize", lambda *_, **__: None),
         (torch.cuda, "get_rng_state", lambda *_, **__: torch.get_rng_state()),
         (torch.cuda, "manual_seed", torch.manual_seed),
-        # Where a rank hands itself what it wrote. Else each starts a process for it, with all imports: five seconds.
+        # Where a rank hands itself what it wrote. Else each starts a process for it, with all
+        # imports: five seconds.
         (filesystem_async, "_results_queue", SimpleQueue()),
         (random, "_get_cuda_rng_state", lambda *_, **__: torch.get_rng_state()),
         (random, "_set_cuda_rng_state", lambda state, *_, **__: torch.set_rng_state(state)),

@@ -1,12 +1,13 @@
-"""The testbed of a round: a private Slurm of two virtual nodes, a launcher of this project, a tiny model.
+"""The testbed of a round: a private Slurm of two virtual nodes, a launcher, a tiny model.
 
     with Testbed(folder) as testbed:
         job = testbed.submit("round-7")
         testbed.strike(Event(kind="kill", step=9, rank=1), job, "round-7")
 
-The launcher is `ddp`, rendered for Perlmutter, which has a preemptible QOS, but with two GPUs per node: a sum over two
-ranks does not depend on their order, so results can be compared bit for bit. A step has many micro-batches, so that it
-lasts and disturbances come in mid-run: on a busy machine Slurm is slower, and steps are too.
+The launcher is `ddp`, rendered for Perlmutter, which has a preemptible QOS, but with two GPUs per
+node: a sum over two ranks does not depend on their order, so results can be compared bit for bit. A
+step has many micro-batches, so that it lasts and disturbances come in mid-run: on a busy machine
+Slurm is slower, and steps are too.
 """
 
 from __future__ import annotations
@@ -27,15 +28,19 @@ from centre import Cluster
 from rehearsal.settings import user_name
 
 STEPS = 60
-LIMIT_S = 300  #: for one disturbance and Slurm's reaction: seconds on an idle machine, minutes on a starved one
+#: for one disturbance and Slurm's reaction: seconds on an idle machine, minutes on a starved one
+LIMIT_S = 300
 KINDS = {
     "signal": "USR1, as shortly before the time is up",
     "preempt": "another job goes first",
     "down": "the node is set DOWN",
     "kill": "kill -9 of a rank",
 }
-#: Kills all processes in a node's network namespace but slurmd, until none is left: one may have just started another.
-_KILL_ALL_BUT = 'while others="$(ip netns pids "$0" | grep -vx "$1")"; do kill -KILL $others; sleep 0.1; done'
+#: Kills all processes in a node's network namespace but slurmd, until none is left: one may have
+#: just started another.
+_KILL_ALL_BUT = (
+    'while others="$(ip netns pids "$0" | grep -vx "$1")"; do kill -KILL $others; sleep 0.1; done'
+)
 #: They win over the launcher's own. A step takes some 0.2 s on two quiet cores.
 _OPTIONS = (
     *("--model", "1x32", "--length", "32", "--batch", "128", "--micro-batch", "2"),
@@ -59,18 +64,22 @@ class Event:
 
 
 class Testbed:
-    """A private Slurm, and the launcher to submit there. Results go to folder/runs/NAME, output to folder/NAME.out."""
+    """A private Slurm, and the launcher to submit there.
+    Results go to folder/runs/NAME, output to folder/NAME.out."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, place = folder.absolute(), site("perlmutter")
         node = dataclasses.replace(place.node, gpus=2, cores=2, cpus_per_rank=1)
-        self.place = dataclasses.replace(place, node=node, srun="--cpus-per-task=1 --gpus-per-node=2")
+        self.place = dataclasses.replace(
+            place, node=node, srun="--cpus-per-task=1 --gpus-per-node=2"
+        )
         self.cluster = Cluster(site=self.place, nodes=2, share=[self.folder])
 
     def __enter__(self) -> Testbed:
         (self.folder / "runs").mkdir(parents=True, exist_ok=True)
         (self.folder / "ddp.sbatch").write_text(render(LESSONS["ddp"], self.place))
-        python = self.folder / "environment/bin/python"  # that of a launcher; runs this one, and no doctor
+        # that of a launcher; runs this one, and no doctor
+        python = self.folder / "environment/bin/python"
         python.parent.mkdir(parents=True, exist_ok=True)
         skip = 'case "$*" in *"-m aiscale doctor"*) exit 0 ;; esac'
         python.write_text(f'#!/bin/bash\n{skip}\nexec {shlex.quote(sys.executable)} "$@"\n')
@@ -99,17 +108,24 @@ class Testbed:
         """Start or continue the run of that name; returns the job's number."""
         options = ["--parsable", f"--job-name={name}", "--qos=preempt", "--nodes=1", "--requeue"]
         options += [f"--output={self.folder / name}.out"]
-        env = {"AISCALE_ENVIRONMENT": str(self.folder / "environment"), "AISCALE_RUNS": str(self.folder / "runs")}
+        env = {
+            "AISCALE_ENVIRONMENT": str(self.folder / "environment"),
+            "AISCALE_RUNS": str(self.folder / "runs"),
+        }
         env |= {"CHAIN": "1", "RESTARTS": "1000"}
         return self._ask("sbatch", *options, str(self.folder / "ddp.sbatch"), *_OPTIONS, env=env)
 
     def _ask(self, *command: str, env: dict[str, str] | None = None) -> str:
-        done = self.cluster.login(command, env=env, cwd=self.folder, capture_output=True, timeout=LIMIT_S)
+        done = self.cluster.login(
+            command, env=env, cwd=self.folder, capture_output=True, timeout=LIMIT_S
+        )
         if done.returncode:
-            raise SoakError(f"{shlex.join(command[:4])}: {done.stderr.strip() or f'status {done.returncode}'}")
+            raise SoakError(
+                f"{shlex.join(command[:4])}: {done.stderr.strip() or f'status {done.returncode}'}"
+            )
         return done.stdout.strip()
 
-    # waiting and disturbing -------------------------------------------------------------------------------------------
+    # waiting and disturbing ----------------------------------------------------------------------
 
     def job(self, number: str) -> tuple[str, int, str]:
         """(state, restarts, node); asks again while a busy slurmctld does not answer."""
@@ -117,18 +133,23 @@ class Testbed:
         while "JobState=" not in shown:
             command = ["scontrol", "--oneliner", "show", "job", number]
             shown = self.cluster.login(command, capture_output=True, timeout=LIMIT_S).stdout
-        state, restarts, node = (re.search(rf" {key}=(\S*)", shown)[1] for key in ("JobState", "Restarts", "NodeList"))
+        state, restarts, node = (
+            re.search(rf" {key}=(\S*)", shown)[1] for key in ("JobState", "Restarts", "NodeList")
+        )
         return state, int(restarts), node
 
     def wait(self, job: str, condition: Callable[[str, int], object], what: str) -> None:
-        """Wait until `condition` holds, of the job's state and restarts; raises SoakError if the job ends before."""
+        """Wait until `condition` holds, of the job's state and restarts.
+        Raises SoakError if the job ends before."""
         end_at = time.monotonic() + LIMIT_S
         while time.monotonic() < end_at:
             state, restarts, _ = self.job(job)
             if condition(state, restarts):
                 return
             if state in ENDED:
-                raise (TooLate if state == "COMPLETED" else SoakError)(f"job {job} is {state}, and {what}")
+                raise (TooLate if state == "COMPLETED" else SoakError)(
+                    f"job {job} is {state}, and {what}"
+                )
             time.sleep(0.2)
         raise SoakError(f"after {LIMIT_S} s still: job {job} {what}")
 
@@ -151,7 +172,8 @@ class Testbed:
         return last()
 
     def strike(self, event: Event, job: str, name: str) -> str:
-        """Disturb the job; returns the job that continues the run, once the disturbed one has ended or is requeued."""
+        """Disturb the job; returns the job that continues the run.
+        By then the disturbed one has ended or is requeued."""
         _, before, node = self.job(job)
         if event.kind == "kill":
             _, pid = self.described(name)["processes"][event.rank]
@@ -163,19 +185,28 @@ class Testbed:
         elif event.kind == "signal":
             self._ask("scancel", "--signal=USR1", job)
         else:
-            self._ask("sbatch", *self.cluster.asked, "--nodes=2", "--time=5", "--output=/dev/null", "--wrap=true")
+            self._ask(
+                "sbatch",
+                *self.cluster.asked,
+                "--nodes=2",
+                "--time=5",
+                "--output=/dev/null",
+                "--wrap=true",
+            )
         self.wait(job, lambda _, restarts: restarts > before, "has not been requeued")
         return job
 
     def _down(self, job: str, node: str, before: int) -> None:
-        """Kill everything on the node at once; its slurmd does not answer until the job runs elsewhere."""
+        """Kill all on the node at once; its slurmd is silent until the job runs elsewhere."""
         daemon = (self.cluster.folder / f"slurmd.{node}.pid").read_text().strip()
         self._ask("kill", "-STOP", daemon)
         try:
             self._ask("bash", "-c", _KILL_ALL_BUT, node, daemon)
             self._ask("scontrol", "update", f"nodename={node}", "state=DOWN", "reason=soak")
             elsewhere = "does not run on the other node"
-            self.wait(job, lambda state, restarts: restarts > before and state == "RUNNING", elsewhere)
+            self.wait(
+                job, lambda state, restarts: restarts > before and state == "RUNNING", elsewhere
+            )
         finally:
             self._ask("kill", "-CONT", daemon)
 

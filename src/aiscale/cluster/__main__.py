@@ -1,4 +1,4 @@
-"""The process of one rank or several: `python -m aiscale.cluster FOLDER SIZE RANK[,RANK...]`; see engine.py."""
+"""A rank's process: `python -m aiscale.cluster FOLDER SIZE RANK[,RANK...]`; see engine.py."""
 
 from aiscale.cluster.engine import main
 

@@ -1,4 +1,4 @@
-"""Runs a cell on ranks, `%%px` or `%%px --targets 0:2`: sends it, waits, and shows its output in rank order."""
+"""Runs a cell on ranks, `%%px` or `%%px --targets 0:2`: sends it, waits, and shows its output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PLAIN = "text/plain"
 
 
 class RankMagics(ParallelMagics):
-    """ipyparallel's magics, whose cells are waited for by `Ranks`, which watches the rank processes."""
+    """ipyparallel's magics; `Ranks`, which watches the rank processes, waits for their cells."""
 
     def __init__(self, shell, ranks) -> None:
         self._ranks = ranks
@@ -35,7 +35,7 @@ class RankMagics(ParallelMagics):
         return view
 
     def parallel_execute(self, cell, block=None, **_ignored):
-        """Run source code on ranks. With `block` show its output, otherwise return the AsyncResult."""
+        """Run source code on ranks. With `block` show its output, else return the AsyncResult."""
         targets = self.view.targets
         self._ranks._ready()
         self.view = self._every_rank()  # after a restart the client is another one
@@ -60,9 +60,16 @@ class Pending:
         return [failure for rank, result in done if (failure := _failure(rank, result))]
 
     def wait(
-        self, timeout_s: float | None, on_tick: Callable[[], None] = lambda: None, *, until_failure: bool = False
+        self,
+        timeout_s: float | None,
+        on_tick: Callable[[], None] = lambda: None,
+        *,
+        until_failure: bool = False,
     ) -> bool:
-        """Wait until all have answered, or one has failed; False if it times out. `on_tick` may raise."""
+        """Wait until all have answered, or one has failed; False if it times out.
+
+        `on_tick` may raise.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while waiting := [child for child in self._children.values() if not child.done()]:
             wait(waiting, timeout=_TICK_S, return_when=FIRST_COMPLETED)
@@ -77,13 +84,18 @@ class Pending:
     def await_output(self, is_in_vain: Callable[[], bool]) -> None:
         outputs = [child.output for child in self._children.values()]
         deadline = time.monotonic() + OUTPUT_S
-        while not is_in_vain() and wait(outputs, timeout=_TICK_S).not_done and time.monotonic() < deadline:
+        while (
+            not is_in_vain()
+            and wait(outputs, timeout=_TICK_S).not_done
+            and time.monotonic() < deadline
+        ):
             pass
 
 
 def _failure(rank: int, result: object) -> Failure | None:
     if isinstance(result, error.RemoteError):
-        message = re.sub(r"^\[/\S+:\d+\] ", "", result.evalue)  # torch's begin with a position in its C++ source
+        # torch's begin with a position in its C++ source.
+        message = re.sub(r"^\[/\S+:\d+\] ", "", result.evalue)
         return Failure(rank, result.ename, message, own_frames(result.traceback or ""))
     if isinstance(result, error.KernelError):  # aborted, or its engine is gone
         return Failure(rank, type(result).__name__, str(result), "")
@@ -91,8 +103,10 @@ def _failure(rank: int, result: object) -> Failure | None:
 
 
 class Output:
-    """What one cell prints and draws on `ranks`; ipyparallel collects it in `children`. A terminal cannot update a
-    display: there the text is printed when the cell has ended."""
+    """What one cell prints and draws on `ranks`; ipyparallel collects it in `children`.
+
+    A terminal cannot update a display: there the text is printed when the cell has ended.
+    """
 
     def __init__(self, ranks: Sequence[int], children: Sequence) -> None:
         self.ranks = list(ranks)
@@ -129,7 +143,9 @@ class Output:
             result = md["execute_result"]
             if result and not _is_rich(result):
                 blocks.append(result["data"].get(_PLAIN, ""))
-            text = "".join(block if block.endswith("\n") or not block else block + "\n" for block in blocks)
+            text = "".join(
+                block if block.endswith("\n") or not block else block + "\n" for block in blocks
+            )
             # A progress bar returns to the start of its line: show only its last state.
             shown = (line.rstrip().rpartition("\r")[2] for line in text.split("\n")[:-1])
             lines += [f"{self._label(rank)} {line}".rstrip() for line in shown]

@@ -1,7 +1,7 @@
 """The process of a rank: starts as an ipyparallel engine, and runs what the notebook calls.
 
 python -m aiscale.cluster FOLDER 4 2                         # rank 2 of 4 on this machine
-srun --ntasks=16 python -m aiscale.cluster FOLDER 16 slurm   # rank 0 starts the controller on its own node
+srun --ntasks=16 python -m aiscale.cluster FOLDER 16 slurm   # rank 0 starts the controller
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def main() -> None:
     if which == "slurm":
         _serve_task(folder, size)
     else:
-        os.setsid()  # Stop in a notebook signals its kernel's whole group; ranks are interrupted one by one
+        # Stop in a notebook signals its kernel's whole group; ranks are interrupted one by one.
+        os.setsid()
         _serve(folder, int(which), size, int(which), size)
 
 
@@ -44,9 +45,15 @@ def _serve_task(folder: Path, size: int) -> None:
 
     task = find_launch(os.environ)
     if task.launcher != "srun" or task.size != size:
-        sys.exit(f"aiscale: {size} ranks were requested, and {task.launcher} started {task.size}: start them with srun")
+        sys.exit(
+            f"aiscale: {size} ranks were requested, and {task.launcher} started {task.size}: start "
+            "them with srun"
+        )
     if not folder.is_dir():  # the notebook is gone, or the nodes do not share files
-        sys.exit(f"aiscale: {folder} is not on {platform.node()}: set AISCALE_RUNS to a folder that all nodes see")
+        sys.exit(
+            f"aiscale: {folder} is not on {platform.node()}: set AISCALE_RUNS to a folder that all "
+            "nodes see"
+        )
     prepare(folder, task.rank)
     _serve(folder, task.rank, size, task.local_rank, task.local_size)
 
@@ -61,7 +68,12 @@ def _log_to(folder: Path, rank: int) -> int:
 def _serve(folder: Path, rank: int, size: int, local_rank: int, local_size: int) -> None:
     # ipykernel replaces standard error by a pipe, which nobody reads after a crash.
     faulthandler.enable(_log_to(folder, rank), all_threads=False)
-    place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_size}
+    place = {
+        "RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": local_size,
+    }
     os.environ.update({name: str(value) for name, value in place.items()})
     for module in local.NEEDED:
         importlib.import_module(module)
@@ -77,7 +89,7 @@ def _serve(folder: Path, rank: int, size: int, local_rank: int, local_size: int)
             f"--file={local.connection_file(profile, 'engine')}",
             f"--IPEngine.id={rank}",
             f"--IPEngine.timeout={START_LIMIT_S}",
-            # On other machines a nanny passes on the notebook's signals; here the notebook signals ranks itself.
+            # On other machines a nanny passes on the notebook's signals; here it sends them itself.
             f"--IPEngine.enable_nanny={ADDRESS in os.environ}",
             "--IPEngine.max_heartbeat_misses=0",
             "--log-level=ERROR",
@@ -86,12 +98,13 @@ def _serve(folder: Path, rank: int, size: int, local_rank: int, local_size: int)
 
 
 def limit_threads() -> None:
-    """Set the number of threads before libraries are loaded: as asked for, else this rank's cores."""
+    """Set the number of threads before libraries are loaded: as asked for, or this rank's cores."""
     threads = int(os.environ.get(local.THREADS) or 0)
     if not threads:
         cores = len(usable_cores())
         if cores == os.cpu_count():  # not bound: all ranks of the node share them
-            cores //= max(map(int, re.findall(r"(?<!x)\b\d+", os.environ.get("SLURM_STEP_TASKS_PER_NODE", "1"))))
+            tasks = os.environ.get("SLURM_STEP_TASKS_PER_NODE", "1")
+            cores //= max(map(int, re.findall(r"(?<!x)\b\d+", tasks)))
         threads = max(1, min(cores, int(os.environ.get("OMP_NUM_THREADS") or cores)))
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
 
@@ -106,7 +119,8 @@ def prepare(folder: Path, rank: int) -> None:
     # srun: connect() then knows how the site binds GPUs
     os.environ.update(AISCALE_LAUNCHER="srun", IPYTHONDIR=str(folder / "ipython"))
     os.environ.setdefault("MPLBACKEND", local.INLINE)
-    ProfileDir.create_profile_dir(str(folder / "profile"))  # on every rank: an engine without one gives up
+    # On every rank: an engine without one gives up.
+    ProfileDir.create_profile_dir(str(folder / "profile"))
     if rank == 0:
         job, step = os.environ["SLURM_JOB_ID"], os.environ["SLURM_STEP_ID"]
         (folder / "step").write_text(f"{job}.{step}")
@@ -115,17 +129,32 @@ def prepare(folder: Path, rank: int) -> None:
 
 def node_address(env: Mapping[str, str] = os.environ) -> str:
     """The address at which other nodes of this job, and the submitting node, reach this one."""
-    for peer in (env.get("SLURM_SUBMIT_HOST"), env.get("SLURM_LAUNCH_NODE_IPADDR"), socket.gethostname()):
+    for peer in (
+        env.get("SLURM_SUBMIT_HOST"),
+        env.get("SLURM_LAUNCH_NODE_IPADDR"),
+        socket.gethostname(),
+    ):
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((peer or "", 9))  # sends nothing: the system only picks the source address
+            # Sends nothing: the system only picks the source address.
+            probe.connect((peer or "", 9))
             if not (address := probe.getsockname()[0]).startswith("127."):
                 return address
     return local.LOOPBACK  # this machine has no network
 
 
-def join(rendezvous: dict[str, str], size: int, device: str, timeout_s: float, path: list[str], fresh: bool) -> dict:
-    """Join a new process group of `size` ranks at `rendezvous`, and set the names that `%%px` cells rely on. Adds
-    `path` to this rank's sys.path; with `fresh`, deletes variables first. Returns what `Ranks.info` shows."""
+def join(
+    rendezvous: dict[str, str],
+    size: int,
+    device: str,
+    timeout_s: float,
+    path: list[str],
+    fresh: bool,
+) -> dict:
+    """Join a new process group of `size` ranks at `rendezvous`.
+
+    Sets the names that `%%px` cells rely on. Adds `path` to this rank's sys.path; with `fresh`,
+    deletes variables first. Returns what `Ranks.info` shows.
+    """
     import torch
     import torch.distributed as dist
     from IPython.core.interactiveshell import InteractiveShell
@@ -144,14 +173,25 @@ def join(rendezvous: dict[str, str], size: int, device: str, timeout_s: float, p
         os.environ.pop(name, None)
     os.environ.update(rendezvous, WORLD_SIZE=str(size))
     world = aiscale.distributed.connect(device=device, timeout_s=timeout_s)
-    names = {"rank": world.rank, "world_size": world.size, "world": world, "torch": torch, "dist": dist}
+    names = {
+        "rank": world.rank,
+        "world_size": world.size,
+        "world": world,
+        "torch": torch,
+        "dist": dist,
+    }
     shell.push(names, interactive=False)
-    own = {"rank": world.rank, "pid": os.getpid(), "host": platform.node(), "device": str(world.device)}
+    own = {
+        "rank": world.rank,
+        "pid": os.getpid(),
+        "host": platform.node(),
+        "device": str(world.device),
+    }
     return {**own, "backend": world.backend, "threads": torch.get_num_threads()}
 
 
 def offer_store(timeout_s: float) -> dict[str, str]:
-    """On rank 0 of a job: start a rendezvous store; returns the environment variables by which ranks find it."""
+    """On rank 0 of a job: start a rendezvous store; returns the variables that lead ranks to it."""
     if os.environ["SLURM_STEP_NUM_NODES"] == "1":
         return {STORE: str(new_store())}
     from aiscale.distributed import host_store
@@ -162,7 +202,7 @@ def offer_store(timeout_s: float) -> dict[str, str]:
 
 
 def leave() -> None:
-    """Close this rank's connections, so that ranks which wait for it fail now instead of timing out."""
+    """Close this rank's connections, so that ranks which wait for it fail before they time out."""
     import torch.distributed as dist
 
     if dist.is_initialized():

@@ -1,4 +1,4 @@
-"""The errors of ranks: they name the rank and show its own traceback, without ipyparallel's frames."""
+"""The errors of ranks: they name the rank and show its traceback, without ipyparallel's frames."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ class Failure:
 
 
 class RankError(RuntimeError):
-    """A cell or a call failed on at least one rank. The message names rank and error; `shown` has the tracebacks."""
+    """A cell or a call failed on a rank. The message names rank and error; `shown`: tracebacks."""
 
     def __init__(self, message: str, shown: str = "", failures: Sequence[Failure] = ()) -> None:
         super().__init__(message)
         self.shown = shown
         self.failures = list(failures)  #: what each rank raised, in rank order
         if shown:
-            self.add_note(_COLOR.sub("", shown))  # for plain Python; IPython calls _render_traceback_
+            # For plain Python; IPython calls _render_traceback_.
+            self.add_note(_COLOR.sub("", shown))
 
     @classmethod
     def of(cls, failures: Sequence[Failure], note: str = "") -> RankError:
@@ -68,7 +69,8 @@ class RanksInterrupted(KeyboardInterrupt):
 def own_frames(traceback: str) -> str:
     """A rank's traceback without ipyparallel's frames."""
     frames = []
-    for frame in re.split(r"(?<=\n)(?=\S*File )", traceback):  # colour codes may stand before the word
+    # Colour codes may stand before the word.
+    for frame in re.split(r"(?<=\n)(?=\S*File )", traceback):
         foreign = _MACHINERY.match(_COLOR.sub("", frame))
         frames.append(frame.partition("\n\n")[2] if foreign else frame)
     return "".join(frames)

@@ -2,8 +2,9 @@
 
     python -I -S guard.py CLUSTER_ID FOLDER < pipe
 
-When the pipe, whose other end the kernel holds, closes or the kernel is gone, this cancels the Slurm job or step named
-in FOLDER, kills all processes that inherited the cluster's marker, and removes the folder.
+When the pipe, whose other end the kernel holds, closes or the kernel is gone, this cancels the
+Slurm job or step named in FOLDER, kills all processes that inherited the cluster's marker, and
+removes the folder.
 """
 
 import contextlib
@@ -19,8 +20,10 @@ _ANSWER_S = 30  #: timeout of scancel
 
 
 def cancel(folder: str) -> None:
-    """Cancel the Slurm job in the file FOLDER/job, or else the step in FOLDER/step. If Slurm does not answer, the job
-    ends itself when the folder is gone."""
+    """Cancel the Slurm job in the file FOLDER/job, or else the step in FOLDER/step.
+
+    If Slurm does not answer, the job ends itself when the folder is gone.
+    """
     for name in ("job", "step"):
         path = os.path.join(folder, name)
         if os.path.exists(path):
@@ -35,7 +38,8 @@ def main() -> None:
     cluster_id, folder = sys.argv[1:]
     for harmless in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(harmless, signal.SIG_IGN)
-    sys.path.append(os.path.abspath(os.path.join(__file__, *[".."] * 3)))  # last: it may be site-packages
+    # Last: it may be site-packages.
+    sys.path.append(os.path.abspath(os.path.join(__file__, *[".."] * 3)))
     from aiscale.processes import kill_marked
 
     kernel = os.getppid()

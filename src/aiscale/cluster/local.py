@@ -18,10 +18,17 @@ from aiscale.launch import stop
 from aiscale.processes import start_python, warm_up
 
 THREADS = "AISCALE_THREADS"  #: per rank of a job; unset: as many as it has cores
-INLINE = "module://matplotlib_inline.backend_inline"  #: MPLBACKEND of ranks: figures go to the notebook
+#: MPLBACKEND of ranks: figures go to the notebook
+INLINE = "module://matplotlib_inline.backend_inline"
 LOOPBACK, LOOPBACK_CARD = "127.0.0.1", "lo0" if sys.platform == "darwin" else "lo"
-#: Modules of a rank: torch with what the first optimizer imports, ipyparallel, and what the first traceback needs.
-NEEDED = ("torch._dynamo", "aiscale.distributed", "aiscale.cluster.engine", "ipyparallel.engine.app", "stack_data")
+#: Modules of a rank: torch, what the first optimizer and traceback import, ipyparallel.
+NEEDED = (
+    "torch._dynamo",
+    "aiscale.distributed",
+    "aiscale.cluster.engine",
+    "ipyparallel.engine.app",
+    "stack_data",
+)
 _PORTS = 32  #: a controller takes about 20
 
 
@@ -39,7 +46,8 @@ def start_controller(folder: Path, addresses: list[str], env: Mapping[str, str])
         *(f"--ip={address}", f"--location={address}", f"--ports={','.join(map(str, ports))}"),
         # Threads and no database: fewer processes, and no records.
         *("--usethreads", "--nodb", "--log-level=ERROR"),
-        # An engine is admitted at its first heartbeat. Missed ones mean nothing: waitpid detects dead ranks.
+        # An engine is admitted at its first heartbeat. Missed ones mean nothing: waitpid detects
+        # dead ranks.
         *("--HeartMonitor.period=200", "--HeartMonitor.max_heartmonitor_misses=100000"),
     ]
     spawn(command, folder / "controller.log", env)
@@ -58,7 +66,8 @@ def controller_is_ready(profile: Path, reader: str = "client") -> bool:
 def own_loopback(cluster_id: str) -> list[str]:
     """Addresses that only this machine reaches; the first differs for each cluster."""
     # Linux gives the whole of 127.0.0.0/8 to the loopback, macOS the first address only.
-    return ["127." + ".".join(str(1 + int(cluster_id[i : i + 2], 16) % 254) for i in (0, 2, 4)), LOOPBACK]
+    numbers = (str(1 + int(cluster_id[i : i + 2], 16) % 254) for i in (0, 2, 4))
+    return ["127." + ".".join(numbers), LOOPBACK]
 
 
 def _free_ports(addresses: list[str]) -> tuple[str, list[int]]:
@@ -80,7 +89,8 @@ class Exit(NamedTuple):
 
     @classmethod
     def of(cls, process: str, code: int, log: str) -> Exit:
-        return cls(f"{process} " + (f"died (signal {-code})" if code < 0 else f"ended with exit status {code}"), log)
+        how = f"died (signal {-code})" if code < 0 else f"ended with exit status {code}"
+        return cls(f"{process} " + how, log)
 
 
 class LocalLauncher:
@@ -117,4 +127,8 @@ class LocalLauncher:
     def exits(self) -> list[Exit]:
         """Ranks that have ended, first the one that caused it."""
         codes = [process.exitcode for process in self._ranks]
-        return [Exit.of(f"rank {rank}", code, f"rank{rank}") for rank, code in enumerate(codes) if code is not None]
+        return [
+            Exit.of(f"rank {rank}", code, f"rank{rank}")
+            for rank, code in enumerate(codes)
+            if code is not None
+        ]

@@ -1,6 +1,7 @@
-"""The processes of one cluster: engines, the cleaner (guard.py), and the private folder (0700) that holds their files.
+"""The processes of one cluster: engines and the cleaner (guard.py); their private folder (0700).
 
-A start that fails or times out shows what the engines printed. Everything on this machine listens on the loopback only.
+A start that fails or times out shows what the engines printed. Everything on this machine listens
+on the loopback only.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Processes:
         self.id = uuid.uuid4().hex[:12]
         self.folder = kind.folder_for(self.id)
         self.size = size
-        self.remote = kind.remote  #: whether ranks may be on machines that cannot reach this process
+        #: whether ranks may be on machines that cannot reach this process
+        self.remote = kind.remote
         self.client = None
         self._profile = self.folder / "profile"
         self.pids: dict[int, int] = {}  #: pid -> rank
@@ -49,13 +51,15 @@ class Processes:
             "MPLBACKEND": local.INLINE,
             "IPYTHONDIR": str(self.folder / "ipython"),
             "AISCALE_LAUNCHER": "ipyparallel",
-            # By default gloo listens at the host name's address, which on a login node the world can reach.
+            # By default gloo listens at the host name's address, which on a login node the world
+            # can reach.
             "GLOO_SOCKET_IFNAME": local.LOOPBACK_CARD,
             guard.MARKER: self.id,
         }
 
     def _start_watchman(self) -> subprocess.Popen:
-        # Without the kernel's environment: it may carry the marker of an outer cluster, which the cleaner must outlive.
+        # Without the kernel's environment: it may carry the marker of an outer cluster, which the
+        # cleaner must outlive.
         return subprocess.Popen(
             [sys.executable, "-I", "-S", guard.__file__, self.id, str(self.folder)],
             env={name: os.environ[name] for name in ("PATH", "SLURM_CONF") if name in os.environ},
@@ -107,7 +111,9 @@ class Processes:
         except TimeoutError:
             why = "has the job ended, or may this machine not connect to compute nodes?"
             logs = self.log("controller", "launcher")
-            raise ClusterError(f"the controller described in {where} does not answer: {why}\n{logs}") from None
+            raise ClusterError(
+                f"the controller described in {where} does not answer: {why}\n{logs}"
+            ) from None
 
     def _check_start(self, deadline: float) -> None:
         ranks = [f"rank{rank}" for rank in range(self.size)]
@@ -116,7 +122,10 @@ class Processes:
             raise ClusterError(f"the ranks did not start: {ends[0].message}\n{logs}")
         if time.monotonic() > deadline:
             up = self.size - self._missing() if self.client else 0
-            late = f"only {up} of {self.size} ranks were up in time: raise start_timeout_s, or see what they say"
+            late = (
+                f"only {up} of {self.size} ranks were up in time: raise start_timeout_s, or see "
+                "what they say"
+            )
             raise ClusterError(f"{late}:\n{self.log('launcher', 'controller', *ranks)}")
 
     def exits(self) -> list[Exit]:

@@ -1,13 +1,14 @@
-"""`cluster.start` and the `Ranks` that it returns: real processes in one process group, under a notebook's cells.
+"""`cluster.start` and its `Ranks`: real processes in one process group, under a notebook's cells.
 
 ranks = cluster.start(4)           # 4 ranks on this machine; then %%px cells run on every rank
 ranks["loss"]                      # a variable of every rank, in rank order
 ranks.run(function, argument)      # a call on every rank, results in rank order
 ranks.stop()
 
-A dead rank fails the cell within 20 s. The next cell works again, on the same ranks if they are alive, else on new
-ones, unless these would have to queue. Stop first signals the busy ranks; then idle ones leave the group, so that ranks
-which hang in gloo fail; the rest are killed. The same happens to ranks that wait for one that has raised.
+A dead rank fails the cell within 20 s. The next cell works again, on the same ranks if they are
+alive, else on new ones, unless these would have to queue. Stop first signals the busy ranks; then
+idle ones leave the group, so that ranks which hang in gloo fail; the rest are killed. The same
+happens to ranks that wait for one that has raised.
 """
 
 from __future__ import annotations
@@ -30,9 +31,18 @@ from aiscale.private import STORE, keep_caches_private
 from aiscale.processes import usable_cores
 
 GRACE_S = 1.0  #: for the other ranks to finish or fail by themselves after one has failed
-SIGNAL_ANSWER_S, ANSWER_S = 0.5, 15.0  #: to answer a signal, and then closed connections (a first traceback is slow)
+#: to answer a signal, and then closed connections (a first traceback is slow)
+SIGNAL_ANSWER_S, ANSWER_S = 0.5, 15.0
 #: Words in a rank's error that mean that its process group is broken and must not be used again.
-_BROKEN_GROUP = ("gloo", "nccl", "connection closed", "process group", "timed out", "distnetwork", "diststore")
+_BROKEN_GROUP = (
+    "gloo",
+    "nccl",
+    "connection closed",
+    "process group",
+    "timed out",
+    "distnetwork",
+    "diststore",
+)
 
 _current: Ranks | None = None
 
@@ -47,25 +57,40 @@ def start(
     start_timeout_s: float = 0,
     **job: Any,
 ) -> Ranks:
-    """Start `size` ranks and join them to one process group; prints one line. A second call reuses the first one's
-    ranks if they were started in the same way: without their variables, in a new process group.
+    """Start `size` ranks and join them to one process group; prints one line.
 
-    engines: local, or slurm (with srun if this kernel is in a job, else in a job that is submitted, and cancelled when
-    the ranks stop). Default: the variable AISCALE_ENGINES, else local. threads: per rank; 0 shares the cores.
-    timeout_s: of a collective that hangs. start_timeout_s: for ranks to start, without the time in the queue; 0: 90 on
-    this machine, 300 in a job. job: options of the submitted job (`slurm.Job`). Raises ClusterError."""
+    A second call reuses the first one's ranks if they were started in the same way: without their
+    variables, in a new process group.
+
+    engines: local, or slurm (with srun if this kernel is in a job, else in a job that is submitted,
+    and cancelled when the ranks stop). Default: the variable AISCALE_ENGINES, else local. threads:
+    per rank; 0 shares the cores. timeout_s: of a collective that hangs. start_timeout_s: for ranks
+    to start, without the time in the queue; 0: 90 on this machine, 300 in a job. job: options of
+    the submitted job (`slurm.Job`). Raises ClusterError.
+    """
     global _current
     engines = engines or os.environ.get("AISCALE_ENGINES") or "local"
     if not isinstance(size, int) or size < 1:
-        raise ClusterError(f"cluster.start({size!r}): the number of ranks must be a whole number of at least 1")
+        raise ClusterError(
+            f"cluster.start({size!r}): the number of ranks must be a whole number of at least 1"
+        )
     if engines not in LAUNCHERS:
         choices = ", ".join(LAUNCHERS)
-        raise ClusterError(f"cluster.start: engines, or AISCALE_ENGINES, is {engines!r}: it must be one of {choices}")
+        raise ClusterError(
+            f"cluster.start: engines, or AISCALE_ENGINES, is {engines!r}: it must be one of "
+            f"{choices}"
+        )
     shorten_temporary_folder()
     began = time.monotonic()
     if engines != "slurm":  # under Slurm each rank's node knows its cores
         threads = threads or max(1, len(usable_cores()) // size)
-    request = {"engines": engines, "threads": threads, "device": device, "timeout_s": timeout_s, "job": Job.of(job)}
+    request = {
+        "engines": engines,
+        "threads": threads,
+        "device": device,
+        "timeout_s": timeout_s,
+        "job": Job.of(job),
+    }
     keep_caches_private()  # of this kernel, too: a cell may call torch.compile
     reused = _current is not None and _current._renew(size, request)
     if not reused:
@@ -74,7 +99,8 @@ def start(
         atexit.register(_current.stop)
     if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()) is not None:
         shell.register_magics(cells.RankMagics(shell, _current))
-    _current._greet(time.monotonic() - began, "reused, with a new process group and no variables" if reused else "")
+    note = "reused, with a new process group and no variables" if reused else ""
+    _current._greet(time.monotonic() - began, note)
     return _current
 
 
@@ -106,7 +132,7 @@ class Ranks:
         self._bring_up()
 
     def run(self, function: Callable, *args: Any, **kwargs: Any) -> list:
-        """Call `function` on every rank; its prints appear under the cell, its results come back in rank order."""
+        """Call `function` on every rank; shows its prints, returns its results in rank order."""
         self._ready()
         return self._finish(self.view.apply_async(function, *args, **kwargs), show=True)
 
@@ -130,7 +156,8 @@ class Ranks:
 
     def stop(self) -> None:
         """End the ranks. A second call does nothing."""
-        if not self._stopped and os.getpid() == self._kernel_pid:  # a fork of the kernel must not stop its ranks
+        # A fork of the kernel must not stop its ranks.
+        if not self._stopped and os.getpid() == self._kernel_pid:
             self._stopped = True
             atexit.unregister(self.stop)
             self._tear_down()
@@ -158,7 +185,9 @@ class Ranks:
         except BaseException as error:
             self._tear_down()
             if type(error) is KeyboardInterrupt:
-                raise RanksInterrupted("the ranks had not started; what was started for them has been ended") from None
+                raise RanksInterrupted(
+                    "the ranks had not started; what was started for them has been ended"
+                ) from None
             raise
         self._lost = ""
 
@@ -173,7 +202,9 @@ class Ranks:
             rendezvous = {STORE: str(self._processes.folder / f"store-{uuid.uuid4().hex}")}
         how = (r["device"], r["timeout_s"], sys.path, fresh)
         self.info = self._finish(self.view.apply_async(engine.join, rendezvous, self.size, *how))
-        assert [info["rank"] for info in self.info] == list(range(self.size)), "an engine has another id than its rank"
+        assert [info["rank"] for info in self.info] == list(range(self.size)), (
+            "an engine has another id than its rank"
+        )
         self._processes.pids = {info["pid"]: info["rank"] for info in self.info}
         self._must_join = False
 
@@ -190,13 +221,19 @@ class Ranks:
     def _ready(self) -> None:
         """Called before every use: rejoin or restart the ranks after an error or a Stop."""
         if self._stopped:
-            raise ClusterError(f"these ranks were stopped: ranks = cluster.start({self.size}) starts new ones")
+            raise ClusterError(
+                f"these ranks were stopped: ranks = cluster.start({self.size}) starts new ones"
+            )
         if self._lost and self._submitted:
-            raise ClusterError(f"{self._lost}; their job has ended: cluster.start({self.size}, ...) submits another")
+            raise ClusterError(
+                f"{self._lost}; their job has ended: cluster.start({self.size}, ...) submits "
+                "another"
+            )
         if self._lost:
             began, why = time.monotonic(), self._lost
             self._bring_up()
-            self._greet(time.monotonic() - began, f"restarted, because {why}; their variables are lost")
+            note = f"restarted, because {why}; their variables are lost"
+            self._greet(time.monotonic() - began, note)
         else:
             self._raise_if_dead()
             if self._must_join:
@@ -207,7 +244,10 @@ class Ranks:
         hosts = list(dict.fromkeys(info["host"] for info in self.info))
         where = ", ".join(hosts[:4]) + f" and {len(hosts) - 4} more" * (len(hosts) > 4)
         line = f"{self.size} rank{'s' * (self.size > 1)} on {where} in {seconds:.1f} s"
-        print(f"{line} ({backend}, {threads} thread{'s' * (threads > 1)} each)" + (f"; {note}" if note else ""))
+        print(
+            f"{line} ({backend}, {threads} thread{'s' * (threads > 1)} each)"
+            + (f"; {note}" if note else "")
+        )
 
     def _tear_down(self) -> None:
         if self._processes is not None:
@@ -215,7 +255,7 @@ class Ranks:
             self._processes = None
 
     def _finish(self, asked, *, show: bool = False) -> list:
-        """Wait for an AsyncResult, showing output; returns results in rank order or raises RankError."""
+        """Wait for an AsyncResult, showing output; returns results in rank order, or raises."""
         ranks = [int(target) for target in asked._targets]
         pending = cells.Pending(dict(zip(ranks, asked._children, strict=True)))
         output = cells.Output(ranks, asked._children) if show else None
@@ -239,13 +279,16 @@ class Ranks:
                 return
             pending.wait(GRACE_S, tick)
             failures, until = pending.failures(), time.monotonic() + ANSWER_S
-            while any(failure.name == "EngineError" for failure in failures) and time.monotonic() < until:
+            gone = any(failure.name == "EngineError" for failure in failures)
+            while gone and time.monotonic() < until:
                 self._raise_if_dead()  # ipyparallel was told earlier than we
                 time.sleep(0.1)
             note = self._interrupt(pending) if pending.ranks() else ""
         except KeyboardInterrupt:
             raise RanksInterrupted(self._interrupt(pending) or "all ranks had finished") from None
-        broken = any(word in f"{f.name} {f.message}".lower() for f in failures for word in _BROKEN_GROUP)
+        broken = any(
+            word in f"{f.name} {f.message}".lower() for f in failures for word in _BROKEN_GROUP
+        )
         if broken and not self._lost:
             self._must_join = True
         raise RankError.of(failures, note)
@@ -258,7 +301,8 @@ class Ranks:
             self._processes.signal(busy, signal.SIGINT)
             if not pending.wait(SIGNAL_ANSWER_S):
                 client, waiting = self._processes.client, pending.ranks()
-                if free := [rank for rank in client.ids if rank not in waiting]:  # they leave the process group
+                if free := [rank for rank in client.ids if rank not in waiting]:
+                    # They leave the process group.
                     client.direct_view(free).apply_async(engine.leave)
                 pending.wait(ANSWER_S)
         except KeyboardInterrupt:  # Stop pressed again
@@ -267,10 +311,14 @@ class Ranks:
             self._raise_if_dead()  # on a busy machine a dead rank may be seen late
             self._lost = f"{name_ranks(deaf)} did not answer and had to be killed"
             self._tear_down()
-            following = "their job has ended" if self._submitted else "the next cell starts new ranks"
+            following = (
+                "their job has ended" if self._submitted else "the next cell starts new ranks"
+            )
             return f"{self._lost}; {following}, without their variables"
         self._must_join = True
-        return f"{name_ranks(busy)} interrupted; the next cell joins all ranks to a new process group"
+        return (
+            f"{name_ranks(busy)} interrupted; the next cell joins all ranks to a new process group"
+        )
 
     def _raise_if_dead(self) -> None:
         if not (ends := self._processes.exits()):
@@ -278,4 +326,7 @@ class Ranks:
         log, self._lost = self._processes.log(ends[0].log), ends[0].message
         self._tear_down()
         memory = " (if nobody killed it, memory ran out)" if "(signal 9)" in self._lost else ""
-        raise RankDied(f"{self._lost}{memory}; no rank is left: cluster.start({self.size}) starts new ones", log)
+        raise RankDied(
+            f"{self._lost}{memory}; no rank is left: cluster.start({self.size}) starts new ones",
+            log,
+        )

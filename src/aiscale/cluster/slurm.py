@@ -1,8 +1,9 @@
-"""Ranks in a Slurm job: started with srun if this kernel is in a job, else in a job that is submitted for them.
+"""Ranks in a Slurm job: by srun if this kernel is in a job, else in a job submitted for them.
 
-The job is the site's `engines.sbatch` with the caller's options. Nothing listens on a login node: rank 0's task runs
-the controller and the rendezvous store, and the kernel connects with a key from a folder that only its owner can read.
-The job ends with the ranks, with the kernel, or when waiting for it is interrupted.
+The job is the site's `engines.sbatch` with the caller's options. Nothing listens on a login node:
+rank 0's task runs the controller and the rendezvous store, and the kernel connects with a key from
+a folder that only its owner can read. The job ends with the ranks, with the kernel, or when waiting
+for it is interrupted.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from aiscale.hpc.sites import ENDED, Site, SiteError, find, here, names
 _PAUSE_S = 30.0  #: between two questions to Slurm, at first less: slurmctld serves all users
 _LOG_S = 0.3  #: between looks at a log, which may be on a shared file system
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
-#: Variables that the job must not get: the notebook server's, with its secrets, and those of the job that we are in.
+#: Variables that the job must not get: the notebook server's, with its secrets, and those of the
+#: job that we are in.
 _PRIVATE = ("JPY_", "JUPYTER", "CONFIGPROXY_", "SLURM_", "PMI", guard.MARKER)
 
 
@@ -54,23 +56,30 @@ class Job:
         fields = [field.name for field in dataclasses.fields(cls)]
         for name in options.keys() - set(fields):
             every = [*fields, "engines", "threads", "device"]
-            raise ClusterError(f"cluster.start: there is no option {name}: {hint(name, every, ', '.join(fields))}")
+            raise ClusterError(
+                f"cluster.start: there is no option {name}: {hint(name, every, ', '.join(fields))}"
+            )
         return cls(**options)
 
     @property
     def is_own(self) -> bool:
         """Whether to submit a new job even if this process is in one already."""
-        return any((self.account, self.time, self.partition, self.qos, self.constraint, self.reservation))
+        return any(
+            (self.account, self.time, self.partition, self.qos, self.constraint, self.reservation)
+        )
 
     @property
     def place(self) -> Site | None:
-        """The profile of this site, of its nodes without GPUs if those are asked for; None if it is unknown."""
+        """The profile of this site, of its nodes without GPUs if asked for; None if unknown."""
         try:
             place = find(self.site) if self.site else here()
         except SiteError as error:
             raise ClusterError(f"cluster.start: {error}") from None
         words = {self._asked(name) for name in ("constraint", "partition")}
-        cpus = {place.cpus.partition, *(kind.constraint for kind in place.cpus.node.kinds)} - {""} if place else set()
+        cpus = set()
+        if place:
+            kinds = place.cpus.node.kinds
+            cpus = {place.cpus.partition, *(kind.constraint for kind in kinds)} - {""}
         return place.on_cpus() if words & cpus else place
 
     def _asked(self, name: str) -> str:
@@ -82,8 +91,8 @@ class Job:
         needed = -(-size // each)
         if self.nodes and self.nodes < needed:
             raise ClusterError(
-                f"cluster.start: {size} ranks on {self.nodes} nodes of {place.title}, which has {each} to a node: "
-                f"ask for nodes={needed}, or fewer ranks"
+                f"cluster.start: {size} ranks on {self.nodes} nodes of {place.title}, which has "
+                f"{each} to a node: ask for nodes={needed}, or fewer ranks"
             )
         return self.nodes or needed
 
@@ -92,8 +101,19 @@ class Job:
         nodes = self.nodes_for(size)
         script = folder / "engines.sbatch"
         script.write_text(self.text(size))
-        words = ["sbatch", "--parsable", "--export=ALL", "--no-requeue", f"--output={folder}/launcher.log"]
-        options = {"account": self.account, "time": self.time, "partition": self.partition, "qos": self.qos}
+        words = [
+            "sbatch",
+            "--parsable",
+            "--export=ALL",
+            "--no-requeue",
+            f"--output={folder}/launcher.log",
+        ]
+        options = {
+            "account": self.account,
+            "time": self.time,
+            "partition": self.partition,
+            "qos": self.qos,
+        }
         options |= {"reservation": self.reservation, "constraint": self.constraint, "nodes": nodes}
         words += [f"--{name}={value}" for name, value in options.items() if value != ""]
         env = {**public(env), "AISCALE_FOLDER": str(folder), "AISCALE_RANKS": str(size)}
@@ -101,7 +121,9 @@ class Job:
         if (prefix / "bin/activate").exists() or (prefix / "conda-meta").is_dir():
             env.setdefault("AISCALE_ENVIRONMENT", str(prefix))
         if not shutil.which("sbatch"):
-            raise ClusterError("engines='slurm' needs sbatch, and there is none on PATH: run this on a login node")
+            raise ClusterError(
+                "engines='slurm' needs sbatch, and there is none on PATH: run this on a login node"
+            )
         done = subprocess.run([*words, str(script)], capture_output=True, text=True, env=env)
         if done.returncode:
             why = done.stderr.replace("sbatch: error: ", "").strip().replace("\n", "; ")
@@ -114,19 +136,27 @@ class Job:
         place = self.place
         if place is None:
             choices = " or ".join(map(repr, names()))
-            raise ClusterError(f"engines='slurm': this site is unknown: set site={choices}, or a profile of your own")
+            raise ClusterError(
+                f"engines='slurm': this site is unknown: set site={choices}, or a profile of your "
+                "own"
+            )
         account = self._asked("account")
         if not account and "account" in place.scheduler.required:
             what = f"engines='slurm' at {place.title} needs account=..., or SBATCH_ACCOUNT"
             raise ClusterError(f"{what}: {place.scheduler.account_hint}")
         # sbatch reads the environment's too; the profile says whether jobs share nodes there.
         there = {"partition": place.scheduler.partitions, "qos": place.scheduler.qos}
-        queue = {name: self._asked(name) for name in there if getattr(self, name) or self._asked(name) in there[name]}
+        queue = {
+            name: self._asked(name)
+            for name in there
+            if getattr(self, name) or self._asked(name) in there[name]
+        }
         try:
             nodes = self.nodes_for(size)
             place = dataclasses.replace(place, **queue)
             place = place.part(size) if nodes == 1 else place
-            lesson = dataclasses.replace(LESSONS["engines"], ranks=nodes * place.node.ranks_per_node)
+            ranks = nodes * place.node.ranks_per_node
+            lesson = dataclasses.replace(LESSONS["engines"], ranks=ranks)
             text = render(lesson, place)
         except SiteError as error:
             raise ClusterError(f"cluster.start: {error}") from None
@@ -135,14 +165,23 @@ class Job:
 
 def public(env: Mapping[str, str], keep: str = "SLURM_CONF") -> dict[str, str]:
     """`env` without what ranks on other machines must not know."""
-    return {key: value for key, value in env.items() if not key.startswith(_PRIVATE) or key.startswith(keep)}
+    return {
+        key: value
+        for key, value in env.items()
+        if not key.startswith(_PRIVATE) or key.startswith(keep)
+    }
 
 
 def ask(job: str) -> tuple[str, str, str]:
-    """(state, why it waits, nodes) of a job in Slurm's words; empty if Slurm does not answer, as when it is busy."""
+    """(state, why it waits, nodes) of a job in Slurm's words.
+
+    Empty if Slurm does not answer, as when it is busy.
+    """
     command = ["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%r|%N"]
     with suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PAUSE_S, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_PAUSE_S, stdin=subprocess.DEVNULL
+        )
         if done.returncode == 0 and done.stdout.count("|") == 2:
             return tuple(done.stdout.strip().split("|"))
     return "", "", ""
@@ -168,7 +207,9 @@ class SlurmLauncher(LocalLauncher):
             return Path(tempfile.mkdtemp(prefix=f"engines-{cluster_id}-", dir=runs))
         except OSError as error:
             why = f"{runs} cannot be written ({error.strerror})"
-            raise ClusterError(f"{why}: set AISCALE_RUNS to a folder that you may write to and all nodes see") from None
+            raise ClusterError(
+                f"{why}: set AISCALE_RUNS to a folder that you may write to and all nodes see"
+            ) from None
 
     def start(self, env: Mapping[str, str]) -> None:
         # Each node has its own /tmp: where ranks see this kernel's temporary files.
@@ -187,10 +228,19 @@ class SlurmLauncher(LocalLauncher):
         nodes = self.options.nodes_for(self.size)
         if nodes > have:
             needed = f"{self.size} ranks need {nodes} nodes{f' of {place.title}' if place else ''}"
-            raise ClusterError(f"cluster.start: {needed}, and job {self.job} has {have}: start fewer")
+            raise ClusterError(
+                f"cluster.start: {needed}, and job {self.job} has {have}: start fewer"
+            )
         # --overlap: this kernel may itself be in a step that holds all of the job's resources.
-        words = ["srun", "--overlap", "--kill-on-bad-exit=1", f"--nodes={nodes}", f"--ntasks={self.size}"]
-        words += [f"--ntasks-per-node={-(-self.size // nodes)}", *(shlex.split(place.srun) if place else [])]
+        words = [
+            "srun",
+            "--overlap",
+            "--kill-on-bad-exit=1",
+            f"--nodes={nodes}",
+            f"--ntasks={self.size}",
+        ]
+        words += [f"--ntasks-per-node={-(-self.size // nodes)}"]
+        words += shlex.split(place.srun) if place else []
         words += place.step_prefix(nodes) if place else []
         return words
 
@@ -201,13 +251,16 @@ class SlurmLauncher(LocalLauncher):
             while True:
                 state, why, nodes = ask(self.job)
                 if state:
-                    line.show(f"job {self.job} is {state} " + (f"({why})" if state in _WAITING else f"on {nodes}"))
+                    more = f"({why})" if state in _WAITING else f"on {nodes}"
+                    line.show(f"job {self.job} is {state} " + more)
                     if state not in _WAITING:
                         return
                 time.sleep(pause_s)
                 pause_s = min(_PAUSE_S, 1.5 * pause_s)
         except KeyboardInterrupt:
-            raise RanksInterrupted(f"job {self.job} had not started, and has been cancelled") from None
+            raise RanksInterrupted(
+                f"job {self.job} had not started, and has been cancelled"
+            ) from None
 
     def exits(self) -> list[Exit]:
         if not self._ends and time.monotonic() - self._looked > _LOG_S:
@@ -237,11 +290,16 @@ class SlurmLauncher(LocalLauncher):
         guard.cancel(str(self.folder))
 
 
-_END = re.compile(r"^srun: error: \S+: tasks? (\d+)\S*: (.*)$|\*\*\* ((?:JOB|STEP) .*) \*\*\*", re.MULTILINE)
+_END = re.compile(
+    r"^srun: error: \S+: tasks? (\d+)\S*: (.*)$|\*\*\* ((?:JOB|STEP) .*) \*\*\*", re.MULTILINE
+)
 
 
 def first_end(log: str, job: str) -> Exit | None:
-    """What ended a step, from the output of srun and slurmd: the first to end, not those that Slurm then killed."""
+    """What ended a step, from the output of srun and slurmd.
+
+    The first to end, not those that Slurm then killed.
+    """
     if (end := _END.search(log)) is None:
         return None
     if end[1]:

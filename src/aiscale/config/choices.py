@@ -1,6 +1,7 @@
 """The named choices of a model, its optimizer, its precision: what each is.
 
-A new choice is a row here, its formula in model/gpt.py or optim.py, and a line in tests/test_choices.py.
+A new choice is a row here, its formula in model/gpt.py or optim.py, and a line in
+tests/test_choices.py.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ from dataclasses import dataclass
 class Activation:
     label: str  #: for figures
     function: str  #: of model.ACTIVATIONS; of the gate, if there is one
-    kept: int  #: tensors of the hidden width that the backward pass needs, the next layer's input among them
-    gated: bool = False  #: two products of the input, of which the activated one multiplies the other
+    #: tensors of the hidden width that the backward pass needs, the next layer's input among them
+    kept: int
+    #: two products of the input, of which the activated one multiplies the other
+    gated: bool = False
 
 
 ACTIVATIONS = {
     "gelu_tanh": Activation("GELU", "gelu_tanh", 2),
     "gelu": Activation("GELU", "gelu", 2),  # Hendrycks and Gimpel 2016
-    "relu": Activation("ReLU", "relu", 1),  # Glorot et al. 2011; its output tells where it was positive
+    # Glorot et al. 2011; its output tells where it was positive.
+    "relu": Activation("ReLU", "relu", 1),
     "silu": Activation("Swish", "silu", 2),  # Ramachandran et al. 2017, with beta 1
     # Shazeer 2020; kept are gate, value, activated gate and their product.
     "reglu": Activation("ReGLU", "relu", 4, gated=True),
@@ -30,7 +34,8 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class OptimizerChoice:
-    moments: float  #: numbers kept for each weight; of muon for those that it does not orthogonalize
+    #: numbers kept for each weight; of muon for those that it does not orthogonalize
+    moments: float
     has_counter: bool = False  #: a step counter of 4 bytes for each tensor
 
 
@@ -48,5 +53,6 @@ OPTIMIZERS = {
 
 
 def is_orthogonalized(name: str, n_dims: int) -> bool:
-    """Whether Muon orthogonalizes the update of this parameter; embeddings, head and vectors take AdamW's."""
-    return n_dims == 2 and not any(word in name for word in ("embed", "head", "wte", "wpe", "shared"))
+    """Whether Muon orthogonalizes this update; embeddings, head and vectors take AdamW's."""
+    others = ("embed", "head", "wte", "wpe", "shared")
+    return n_dims == 2 and not any(word in name for word in others)

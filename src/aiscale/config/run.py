@@ -12,7 +12,13 @@ from typing import Literal
 
 from aiscale.config.errors import ConfigError, hint, require
 from aiscale.config.layout import CompressionConfig, ParallelConfig
-from aiscale.config.sections import DataConfig, HFModelConfig, LoopConfig, ModelConfig, OptimizerConfig
+from aiscale.config.sections import (
+    DataConfig,
+    HFModelConfig,
+    LoopConfig,
+    ModelConfig,
+    OptimizerConfig,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,30 +36,37 @@ class Run:
     def __post_init__(self) -> None:
         require(
             bool(self.name) and "/" not in self.name and not self.name.startswith("."),
-            f"name is {self.name!r}: it names a folder below runs/, so it must not be empty, hold / or start with .",
+            f"name is {self.name!r}: it names a folder below runs/, so it must not be empty, hold "
+            "/ or start with .",
         )
         require(
             self.loop.seq_len <= self.model.max_seq_len,
-            f"loop.seq_len {self.loop.seq_len} is longer than model.max_seq_len {self.model.max_seq_len}: "
-            "shorten the first or lengthen the second",
+            f"loop.seq_len {self.loop.seq_len} is longer than model.max_seq_len "
+            f"{self.model.max_seq_len}: shorten the first or lengthen the second",
         )
         require(
             self.compression.is_default or self.parallel.strategy == "ddp",
-            f"compression.method {self.compression.method} (wire {self.compression.wire}) with parallel.strategy "
-            f"{self.parallel.strategy}: it is a communication hook of DDP: set parallel.strategy=ddp",
+            f"compression.method {self.compression.method} (wire {self.compression.wire}) with "
+            f"parallel.strategy {self.parallel.strategy}: it is a communication hook of DDP: set "
+            "parallel.strategy=ddp",
         )
         require(
             self.compression.method != "radius" or not self.parallel.distributed_optimizer,
-            "compression.method radius needs all moments on every rank: set parallel.distributed_optimizer=false",
+            "compression.method radius needs all moments on every rank: set "
+            "parallel.distributed_optimizer=false",
         )
         require(
             self.compression.method == "none" or self.loop.precision != "fp16",
-            "compression with loop.precision fp16 would keep gradients of another loss scale: set loop.precision=bf16",
+            "compression with loop.precision fp16 would keep gradients of another loss scale: set "
+            "loop.precision=bf16",
         )
         self.parallel.check_model(self.model)
 
     def check_world(self, world_size: int) -> int:
-        """The number of data-parallel ranks among `world_size`; raises ConfigError if the run does not fit."""
+        """The number of data-parallel ranks among `world_size`.
+
+        Raises ConfigError if the run does not fit.
+        """
         dp = self.parallel.data_parallel(world_size)
         n_micro, _ = self.loop.micro_batches(dp)
         self.parallel.check_micro_batches(n_micro)
@@ -61,10 +74,16 @@ class Run:
 
 
 def build(cls: type, tree: object, prefix: str = ""):
-    """A dataclass from a table of JSON or TOML; raises ConfigError that names an unknown, missing or wrong key."""
+    """A dataclass from a table of JSON or TOML.
+
+    Raises ConfigError that names an unknown, missing or wrong key.
+    """
     whole = prefix.rstrip(".") or f"the {cls.__name__.lower()}"
-    require(isinstance(tree, dict), f"{whole} is {tree!r}: it must be a table of settings ({{...}})")
-    hints, fields = typing.get_type_hints(cls), {each.name: each for each in dataclasses.fields(cls)}
+    require(
+        isinstance(tree, dict), f"{whole} is {tree!r}: it must be a table of settings ({{...}})"
+    )
+    hints = typing.get_type_hints(cls)
+    fields = {each.name: each for each in dataclasses.fields(cls)}
     for key in tree:
         require(key in fields, f"unknown key {prefix}{key}: {hint(key, fields, prefix=prefix)}")
     for key, each in fields.items():
@@ -79,7 +98,8 @@ def as_type(kind: type, value: object, path: str):
     if type(None) in inner:
         return None if value is None else as_type(inner[0], value, path)
     if kind == ModelConfig | HFModelConfig:  # Hugging Face's has a model_type or a folder
-        kind = HFModelConfig if isinstance(value, dict) and {"model_type", "folder"} & set(value) else ModelConfig
+        theirs = isinstance(value, dict) and {"model_type", "folder"} & set(value)
+        kind = HFModelConfig if theirs else ModelConfig
     if isinstance(kind, type) and (dataclasses.is_dataclass(kind) or kind is datetime.date):
         return value if isinstance(value, kind) else build(kind, value, f"{path}.")
     if origin is tuple:
@@ -88,7 +108,10 @@ def as_type(kind: type, value: object, path: str):
     if origin is Mapping:
         require(isinstance(value, dict), f"{path} is {value!r}: it must be a table")
         of_key, of_item = inner
-        table = {as_type(of_key, key, path): as_type(of_item, item, f"{path}.{key}") for key, item in value.items()}
+        table = {
+            as_type(of_key, key, path): as_type(of_item, item, f"{path}.{key}")
+            for key, item in value.items()
+        }
         return types.MappingProxyType(table)
     if origin is Literal:
         require(value in inner, f"{path} is {value!r}: it must be one of {', '.join(inner)}")

@@ -1,4 +1,4 @@
-"""The sections of a `Run` that say what to train: the model, its data, its optimizer and the loop."""
+"""The sections of a `Run` that say what to train: model, data, optimizer and loop."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ class Heads:
             "every head needs the same width",
         )
         divides = self.n_head % self.kv_heads == 0
-        require(divides, f"model.n_head {self.n_head} is not divisible by model.n_kv_head {self.kv_heads}")
+        require(
+            divides,
+            f"model.n_head {self.n_head} is not divisible by model.n_kv_head {self.kv_heads}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,33 +55,48 @@ class ModelConfig(Heads):
     d_ff: int = 0  #: width of the hidden layer of the MLP; 0: 4 x d_model
     vocab_size: int = 256  #: V, rows of the embedding; at least the tokenizer's
     max_seq_len: int = 128  #: longest sequence the position embedding knows, in tokens
-    norm: Literal["layernorm", "rmsnorm", "deepnorm"] = "layernorm"  #: deepnorm: layer norm of the scaled sum
+    #: deepnorm: layer norm of the scaled sum
+    norm: Literal["layernorm", "rmsnorm", "deepnorm"] = "layernorm"
     position: Literal["learned", "sinusoidal", "rotary", "alibi", "t5", "shaw", "huang"] = "learned"
-    activation: Literal["gelu_tanh", "gelu", "relu", "silu", "reglu", "geglu", "swiglu"] = "gelu_tanh"
-    parallel_residual: bool = False  #: attention and MLP read the same input, as in GPT-J and GPT-NeoX
+    activation: Literal["gelu_tanh", "gelu", "relu", "silu", "reglu", "geglu", "swiglu"] = (
+        "gelu_tanh"
+    )
+    #: attention and MLP read the same input, as in GPT-J and GPT-NeoX
+    parallel_residual: bool = False
     tied: bool = True  #: the output head is the token embedding, as in GPT-2
     bias: bool = True  #: biases in linear layers and norms
-    fused_qkv: bool = True  #: query, key and value are one matrix; the trainers' own model has three
+    #: query, key and value are one matrix; the trainers' own model has three
+    fused_qkv: bool = True
     norm_eps: float = 1e-5
     rope_theta: float = 10_000.0  #: base of the rotary frequencies
-    relative_distance: int = 128  #: t5, shaw, huang: all greater distances between two tokens count as this one
-    relative_buckets: int = 32  #: t5: rows of its table; half of them single distances, the others wider and wider
-    activation_checkpointing: bool = False  #: recompute each block in the backward pass instead of keeping it
+    #: t5, shaw, huang: all greater distances between two tokens count as this one
+    relative_distance: int = 128
+    #: t5: rows of its table; half of them single distances, the others wider and wider
+    relative_buckets: int = 32
+    #: recompute each block in the backward pass instead of keeping it
+    activation_checkpointing: bool = False
 
     def __post_init__(self) -> None:
-        positive = "n_layer n_head d_model vocab_size max_seq_len norm_eps rope_theta relative_distance"
+        positive = (
+            "n_layer n_head d_model vocab_size max_seq_len norm_eps rope_theta relative_distance"
+        )
         require_positive("model", self, positive)
         require_not_negative("model", self, "n_kv_head d_ff")
         self.check_heads()
         pairs = {"rotary": self.d_head, "sinusoidal": self.d_model}.get(self.position, 0)
-        require(pairs % 2 == 0, f"model.position {self.position} needs pairs of channels, not {pairs}: change d_model")
+        require(
+            pairs % 2 == 0,
+            f"model.position {self.position} needs pairs of channels, not {pairs}: change d_model",
+        )
         require(
             self.position != "t5" or 2 <= self.relative_buckets < 2 * self.relative_distance,
-            f"model.relative_buckets is {self.relative_buckets}: set it to at least 2 and below twice the distance",
+            f"model.relative_buckets is {self.relative_buckets}: set it to at least 2 and below "
+            "twice the distance",
         )
         require(
             self.norm != "deepnorm" or not self.parallel_residual,
-            "model.norm deepnorm: attention and MLP must add in turn: set parallel_residual=false, or norm=layernorm",
+            "model.norm deepnorm: attention and MLP must add in turn: set "
+            "parallel_residual=false, or norm=layernorm",
         )
 
     @property
@@ -99,34 +117,46 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         require_positive("data", self, "bpe_vocab_size")
-        require(0 < self.val_fraction < 1, f"data.val_fraction is {self.val_fraction}: it must lie between 0 and 1")
+        require(
+            0 < self.val_fraction < 1,
+            f"data.val_fraction is {self.val_fraction}: it must lie between 0 and 1",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """The optimizer and its learning-rate schedule."""
 
-    name: Literal["adamw", "adam", "sgd", "adafactor", "lars", "lamb", "muon", "adamw8bit"] = "adamw"
+    name: Literal["adamw", "adam", "sgd", "adafactor", "lars", "lamb", "muon", "adamw8bit"] = (
+        "adamw"
+    )
     lr: float = 1e-3  #: peak learning rate
     min_lr: float = 0.0  #: learning rate at the last step
     warmup_steps: int = 0  #: steps of linear warm-up from 0 to lr
     schedule: Literal["constant", "cosine", "linear", "inverse_sqrt"] = "cosine"
-    decay_steps: int = 0  #: steps after which lr has reached min_lr and stays there; 0: the whole run
+    #: steps after which lr has reached min_lr and stays there; 0: the whole run
+    decay_steps: int = 0
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8  #: of adam, adamw, lamb and muon's AdamW
     weight_decay: float = 0.1  #: on matrices and embeddings; never on biases and norms
     momentum: float = 0.9  #: of sgd, lars and muon
-    trust: float = 1e-3  #: of lars: the length of a step as a share of the weights' own norm, before lr
+    #: of lars: the length of a step as a share of the weights' own norm, before lr
+    trust: float = 1e-3
     clip_norm: float = 1.0  #: largest global gradient norm; 0: no clipping
 
     def __post_init__(self) -> None:
         require_positive("optimizer", self, "lr eps trust")
-        require_not_negative("optimizer", self, "min_lr warmup_steps decay_steps weight_decay clip_norm momentum")
+        require_not_negative(
+            "optimizer", self, "min_lr warmup_steps decay_steps weight_decay clip_norm momentum"
+        )
         for name in ("beta1", "beta2"):
             value = getattr(self, name)
             require(0 <= value < 1, f"optimizer.{name} is {value}: it must lie in [0, 1)")
-        require(self.min_lr <= self.lr, f"optimizer.min_lr {self.min_lr} is above optimizer.lr {self.lr}: lower it")
+        require(
+            self.min_lr <= self.lr,
+            f"optimizer.min_lr {self.min_lr} is above optimizer.lr {self.lr}: lower it",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,12 +164,14 @@ class LoopConfig:
     steps: int = 300  #: optimizer steps
     seq_len: int = 128  #: T, tokens in one sequence
     global_batch: int = 16  #: sequences in one optimizer step, over all ranks
-    micro_batch: int = 0  #: sequences in one forward pass of one rank; 0: all of the rank's share at once
+    #: sequences in one forward pass of one rank; 0: all of the rank's share at once
+    micro_batch: int = 0
     precision: Precision = "fp32"
     checkpoint_every: int = 0  #: steps between checkpoints; 0: only at the end
     checkpoint_minutes: float = 0.0  #: longest time between checkpoints; 0: no limit
     keep_checkpoints: int = 2  #: the number of newest checkpoints to keep on disk
-    save_last: bool = True  #: save a checkpoint after the last step; a run that is stopped early always does
+    #: save a checkpoint after the last step; a run that is stopped early always does
+    save_last: bool = True
     compile: bool = False  #: torch.compile the model: slow to start, fast on GPUs
 
     def __post_init__(self) -> None:
@@ -177,11 +209,15 @@ _NEEDED = ("n_layer", "n_head", "d_model", "vocab_size", "max_seq_len")
 
 @dataclass(frozen=True, kw_only=True)
 class HFModelConfig(Heads):
-    """The shape of a Hugging Face language model: causal; bert, an encoder that guesses masked tokens; or t5, whose
-    decoder continues what its encoder reads. With a folder, fields that are 0 come from its config.json."""
+    """The shape of a Hugging Face language model.
+
+    Causal; bert, an encoder that guesses masked tokens; or t5, whose decoder continues what its
+    encoder reads. With a folder, fields that are 0 come from its config.json.
+    """
 
     model_type: str = ""  #: gpt2, gptj, llama, ...: as in transformers; empty: the folder's
-    folder: str = ""  #: a local folder with config.json, and with weights to start from if it has any
+    #: a local folder with config.json, and with weights to start from if it has any
+    folder: str = ""
     n_layer: int = 0  #: L, transformer blocks
     n_head: int = 0  #: H, attention heads
     n_kv_head: int = 0  #: key/value heads; 0: as many as n_head
@@ -189,22 +225,32 @@ class HFModelConfig(Heads):
     d_ff: int = 0  #: width of the hidden layer of the MLP; 0: 4 x d_model
     vocab_size: int = 0  #: V, rows of the embedding; at least the tokenizer's
     max_seq_len: int = 0  #: longest sequence, in tokens
-    activation_checkpointing: bool = False  #: recompute each block in the backward pass instead of keeping it
+    #: recompute each block in the backward pass instead of keeping it
+    activation_checkpointing: bool = False
 
     def __post_init__(self) -> None:
         require_not_negative("model", self, " ".join(_ALIASES))
         if self.folder and not (self.model_type and all(getattr(self, name) for name in _NEEDED)):
             self._read_folder()
-        require(bool(self.model_type), "model.model_type is empty: name an architecture (gpt2), or set model.folder")
+        require(
+            bool(self.model_type),
+            "model.model_type is empty: name an architecture (gpt2), or set model.folder",
+        )
         require_positive("model", self, " ".join(_NEEDED))
         self.check_heads()
 
     @property
     def shape(self) -> ModelConfig:
-        """The closest GPT of ours: the same matrices, so the same FLOPs; norms and biases may differ."""
+        """The closest GPT of ours: the same matrices and FLOPs; norms and biases may differ."""
         like = "llama" if self.model_type in LLAMA_LIKE else self.model_type
-        sizes = {name: getattr(self, name) for name in (*_NEEDED, "n_kv_head", "activation_checkpointing")}
-        return ModelConfig(**sizes, d_ff=self.ff_width, tied=self.model_type == "gpt2", **_ARCHITECTURES.get(like, {}))
+        names = (*_NEEDED, "n_kv_head", "activation_checkpointing")
+        sizes = {name: getattr(self, name) for name in names}
+        return ModelConfig(
+            **sizes,
+            d_ff=self.ff_width,
+            tied=self.model_type == "gpt2",
+            **_ARCHITECTURES.get(like, {}),
+        )
 
     @classmethod
     def like(cls, gpt: ModelConfig, model_type: str, **more) -> HFModelConfig:
@@ -214,7 +260,7 @@ class HFModelConfig(Heads):
 
     @property
     def objective(self) -> Literal["next", "masked", "second half"]:
-        """What is predicted: every next token, the tokens that are hidden, or the second half from the first."""
+        """What is predicted: every next token, hidden tokens, or the second half from the first."""
         return {"bert": "masked", "t5": "second half"}.get(self.model_type, "next")
 
     def _read_folder(self) -> None:
@@ -223,13 +269,18 @@ class HFModelConfig(Heads):
         try:
             raw = json.loads(path.read_text())
         except (OSError, ValueError) as error:
-            raise ConfigError(f"model.folder is {self.folder}, no Hugging Face folder on this disk ({error})") from None
+            raise ConfigError(
+                f"model.folder is {self.folder}, no Hugging Face folder on this disk ({error})"
+            ) from None
         shape = {"model_type": raw.get("model_type") or ""}
         for name, aliases in _ALIASES.items():
             shape[name] = next((raw[alias] for alias in aliases if raw.get(alias)), 0)
         for name, value in shape.items():
             own = getattr(self, name)
-            require(own in (0, "", value) or not value, f"model.{name} is {own}, but {path} says {value}: leave it out")
+            require(
+                own in (0, "", value) or not value,
+                f"model.{name} is {own}, but {path} says {value}: leave it out",
+            )
             object.__setattr__(self, name, own or value)  # the dataclass is frozen
 
 

@@ -1,11 +1,13 @@
-"""Closed formulas for what a training run needs: parameters, FLOPs, bytes held, bytes sent, seconds. No torch.
+"""Formulas for what a training run needs: parameters, FLOPs, bytes held and sent, seconds.
 
-    cost.parameters(model)                        # {"token_embedding": ..., "attention": ..., "mlp": ..., ...}
+No torch.
+
+    cost.parameters(model)                        # {"token_embedding": ..., "mlp": ..., ...}
     cost.flops_per_token(model, seq_len=1024)     # forward and backward
     cost.training_bytes(model, batch=8, seq_len=1024, precision="bf16")
     cost.wire_bytes("all_reduce", nbytes, world)  # what one rank sends
     cost.fit_alpha_beta(nbytes, seconds, "all_reduce", world).seconds("all_reduce", 2**20, world)
-    cost.collective_seconds("all_reduce", nbytes, machine, ranks=64)   # on a machine of the catalogue: .seconds
+    cost.collective_seconds("all_reduce", nbytes, machine, ranks=64).seconds  # machine: catalogue's
 
 `meter` measures the same quantities under the same names; the notebooks compare the two.
 """
@@ -19,7 +21,12 @@ from aiscale.cost.communication import (
     fit_alpha_beta,
     wire_bytes,
 )
-from aiscale.cost.compression import gradient_traffic, mean_payload_bytes, radius_held, wire_entry_bytes
+from aiscale.cost.compression import (
+    gradient_traffic,
+    mean_payload_bytes,
+    radius_held,
+    wire_entry_bytes,
+)
 from aiscale.cost.megatron import megatron_activation_bytes_by_part
 from aiscale.cost.memory import (
     CATEGORIES,

@@ -1,17 +1,21 @@
-"""Megatron-Core: bytes sent by a step of tensor, sequence, pipeline and data parallelism, bytes held by a rank.
+"""Megatron-Core: bytes that a step sends, in each kind of parallelism, and that a rank holds.
 
-A is the residual stream of one micro-batch (B T D numbers). Per micro-batch, on the tp ranks that share a layer:
+A is the residual stream of one micro-batch (B T D numbers). Per micro-batch, on the tp ranks that
+share a layer:
 
-    tensor parallel     all_reduce A twice a layer forward and twice backward, once for the embedding, once for the
-                        gradient of the head's input; three times one number a token for the loss (Narayanan et al.
-                        2021; Shoeybi et al. 2019, figure 4)
-    sequence parallel   an all_gather and a reduce_scatter of A in place of each all_reduce, and one more all_gather a
-                        layer half: the backward pass gathers the input again (Korthikanti et al. 2022, section 4.2.2)
-    pipeline            send A to the next stage, its gradient to the previous one; A / tp with sequence parallelism
+    tensor parallel     all_reduce A twice a layer forward and twice backward, once for the
+                        embedding, once for the gradient of the head's input; three times one number
+                        a token for the loss (Narayanan et al. 2021; Shoeybi et al. 2019, figure 4)
+    sequence parallel   an all_gather and a reduce_scatter of A in place of each all_reduce, and one
+                        more all_gather a layer half: the backward pass gathers the input again
+                        (Korthikanti et al. 2022, section 4.2.2)
+    pipeline            send A to the next stage, its gradient to the previous one; A / tp with
+                        sequence parallelism
 
-Per step: gradients over dp (all_reduce, or with the distributed optimizer a reduce_scatter of the gradients and an
-all_gather of the new weights, both padded), gradients of a tied embedding between the first and the last stage, those
-of norms and biases over tp with sequence parallelism, and one number, the gradient norm.
+Per step: gradients over dp (all_reduce, or with the distributed optimizer a reduce_scatter of the
+gradients and an all_gather of the new weights, both padded), gradients of a tied embedding between
+the first and the last stage, those of norms and biases over tp with sequence parallelism, and one
+number, the gradient norm.
 """
 
 from __future__ import annotations
@@ -25,7 +29,8 @@ from aiscale.config.choices import ACTIVATIONS
 from aiscale.cost.memory import MOMENTS, NARROW, WIDE, counter_bytes, round_up
 from aiscale.cost.parameters import Shape, block_shapes, check_countable, norm_shapes
 
-PARAMETER_ALIGNMENT = 64  #: numbers; alignment of tensors in the buffer of the distributed optimizer
+#: numbers; alignment of tensors in the buffer of the distributed optimizer
+PARAMETER_ALIGNMENT = 64
 BUCKET_ALIGNMENT = 128  #: numbers; alignment of a data-parallel rank's share of the buffer
 
 FP32 = 4
@@ -79,7 +84,10 @@ class Place:
 
     @property
     def gradient_bytes(self) -> int:
-        """fp32 for bf16 weights, but 2 bytes for fp16 (arguments.py: accumulate_allreduce_grads_in_fp32 with bf16)."""
+        """fp32 for bf16 weights, but 2 bytes for fp16.
+
+        arguments.py: accumulate_allreduce_grads_in_fp32 with bf16.
+        """
         return 2 if self.run.loop.precision == "fp16" else WIDE[self.run.loop.precision]
 
     @property
@@ -116,7 +124,11 @@ def megatron_traffic(run: Run, world_size: int, rank: int) -> dict[tuple[str, st
     if tied_apart and (place.has_first or place.has_last):
         rows = ceil(run.model.vocab_size / run.parallel.tp)
         sent["all_reduce", "embedding"] = rows * run.model.d_model * place.gradient_bytes
-    group, size = ("optimizer", world_size) if run.parallel.distributed_optimizer else ("tp-pp", world_size // place.dp)
+    group, size = (
+        ("optimizer", world_size)
+        if run.parallel.distributed_optimizer
+        else ("tp-pp", world_size // place.dp)
+    )
     if size > 1:
         sent["all_reduce", group] = place.gradient_bytes
     return sent
@@ -130,24 +142,28 @@ def _tensor_parallel(place: Place) -> dict[tuple[str, str], int]:
     forwards = 2 if model.activation_checkpointing else 1
     loss = 3 * tokens * place.gradient_bytes if last else 0
     if not layout.sequence_parallel:
-        return {("all_reduce", "tp"): n_micro * (stream * (layers * 2 * (forwards + 1) + first + last) + loss)}
-    # Learned positions are added before tokens are sharded; without them one reduce_scatter reduces and shards
+        sums = layers * 2 * (forwards + 1) + first + last
+        return {("all_reduce", "tp"): n_micro * (stream * sums + loss)}
+    # Learned positions are added before tokens are sharded; without them one reduce_scatter reduces
+    # and shards.
     divided_later = model.position == "learned"
     gathers = layers * 2 * (forwards + 2) + first + 2 * last
     scatters = layers * 2 * (forwards + 1) + last + (first and not divided_later)
     whole = ("layernorm.weight", "layernorm.bias", "linear_proj.bias", "linear_fc2.bias")
     replicated = _held_numbers(place, lambda name: name.endswith(whole))
+    reduced = n_micro * (stream * (first and divided_later) + loss)
     return {
         ("all_gather", "tp"): n_micro * stream * gathers,
         ("reduce_scatter", "tp"): n_micro * stream * scatters,
-        ("all_reduce", "tp"): n_micro * (stream * (first and divided_later) + loss) + replicated * place.gradient_bytes,
+        ("all_reduce", "tp"): reduced + replicated * place.gradient_bytes,
     }
 
 
 def _messages(place: Place) -> dict[tuple[str, str], int]:
     n_micro, tokens = place.micro_batch
     layout = place.run.parallel
-    message = tokens * place.run.model.d_model * place.weight_bytes // (layout.tp if layout.sequence_parallel else 1)
+    divided = layout.tp if layout.sequence_parallel else 1
+    message = tokens * place.run.model.d_model * place.weight_bytes // divided
     ends = sum((stage > 0) + (stage < place.last_stage) for stage in place.stages)
     return {("send", "pp"): n_micro * message * ends, ("recv", "pp"): n_micro * message * ends}
 
@@ -163,13 +179,18 @@ def _gradients(place: Place) -> dict[tuple[str, str], int]:
 
 
 def megatron_held(run: Run, world_size: int, rank: int) -> dict[str, int]:
-    """Bytes that one rank holds between steps. In 16 bits the optimizer keeps fp32 masters of what it updates."""
+    """Bytes that one rank holds between steps.
+
+    In 16 bits the optimizer keeps fp32 masters of what it updates.
+    """
     place = Place(run, world_size, rank)
     master = FP32 if place.weight_bytes < FP32 else 0
     if run.parallel.distributed_optimizer:
         pieces = [bucket for stage in place.stages for bucket in buckets(place, stage)]
         numbers = sum(size for _, size in pieces)
-        updated, tensors = map(sum, zip(*(_share(place, *bucket) for bucket in pieces), strict=True))
+        updated, tensors = map(
+            sum, zip(*(_share(place, *bucket) for bucket in pieces), strict=True)
+        )
     else:
         numbers = updated = _held_numbers(place)
         tensors = sum(len(place.shapes(stage)) for stage in place.stages)
@@ -188,8 +209,11 @@ def _held_numbers(place: Place, chosen: Callable[[str], bool] = lambda name: Tru
 
 
 def buckets(place: Place, stage: int) -> list[tuple[list[tuple[int, int]], int]]:
-    """The distributed optimizer's buffers of one stage: (begin and end of each tensor, padded size) of each. Tensors
-    are in reverse model order, as gradients appear; a tied embedding on two stages has its own bucket."""
+    """The distributed optimizer's buffers of one stage.
+
+    (begin and end of each tensor, padded size) of each. Tensors are in reverse model order, as
+    gradients appear; a tied embedding on two stages has its own bucket.
+    """
     apart = place.run.model.tied and place.run.parallel.pp > 1
     groups: list[list[int]] = [[]]
     for name, shape in reversed(place.shapes(stage).items()):
@@ -234,18 +258,19 @@ def _layer_shapes(model: ModelConfig, tp: int) -> dict[str, Shape]:
     return shapes
 
 
-# Activations ---------------------------------------------------------------------------------------------------------
+# Activations -------------------------------------------------------------------------------------
 
 
 def megatron_activation_bytes_by_part(run: Run, world_size: int, rank: int = 0) -> dict[str, int]:
-    """Activation bytes of one micro-batch in all of this rank's layers, by part; scores are separate because flash
-    attention does not keep them. In units of B T D numbers of a layer, with t tensor-parallel ranks (Korthikanti et al.
-    2022):
+    """Activation bytes of one micro-batch in all of this rank's layers, by part.
 
-        inputs of both norms and of qkv and mlp.up    4, over t with sequence parallelism        their 8 bytes
-        q, k, v and attention's output                4 / t                                      their 8 / t
-        both sides of GELU                            8 / t                                      their 16 / t
-        scores, of H T for each D                     1 / t, in 16 bits also the softmax in fp32  their 5 / t
+    Scores are separate because flash attention does not keep them. In units of B T D numbers of a
+    layer, with t tensor-parallel ranks, and bytes in Korthikanti et al. 2022:
+
+        inputs of both norms and of qkv and mlp.up   4, over t with sequence parallelism    8
+        q, k, v and attention's output               4 / t                                  8 / t
+        both sides of GELU                           8 / t                                  16 / t
+        scores, of H T for each D                    1 / t, in 16 bits also fp32's softmax  5 / t
     """
     place, model, layout = Place(run, world_size, rank), run.model, run.parallel
     check_countable(model)
@@ -255,13 +280,17 @@ def megatron_activation_bytes_by_part(run: Run, world_size: int, rank: int = 0) 
     stream = tokens * model.d_model * each // divided
     # For each token mean and 1/deviation, or (RMS, on a CPU) 1/root and the normed input.
     norm = tokens * each * (2 if model.norm == "layernorm" else 1 + model.d_model) // divided
-    angles = 4 * run.loop.seq_len * model.d_head * max(each, FP32) if model.position == "rotary" else 0  # for q and k
+    angles = 0
+    if model.position == "rotary":  # for q and k
+        angles = 4 * run.loop.seq_len * model.d_head * max(each, FP32)
+    score = each + (FP32 if each < FP32 else 0)
+    kept = 5 if model.gated else ACTIVATIONS[model.activation].kept
     layers, first, last = place.layers, place.has_first, place.has_last
     inner = {
         "norms": 2 * norm + 4 * stream,
         "attention": tokens * _attention_numbers(run) * each // t + angles,
-        "scores": tokens * run.loop.seq_len * model.n_head // t * (each + (FP32 if each < FP32 else 0)),
-        "mlp": tokens * model.ff_width * (5 if model.gated else ACTIVATIONS[model.activation].kept) * each // t,
+        "scores": tokens * run.loop.seq_len * model.n_head // t * score,
+        "mlp": tokens * model.ff_width * kept * each // t,
     }
     blocks = 1 if model.activation_checkpointing else layers
     parts = {part: blocks * nbytes for part, nbytes in inner.items()}
@@ -281,9 +310,11 @@ def megatron_logit_bytes(place: Place) -> int:
 
 
 def _attention_numbers(run: Run) -> int:
-    """Numbers per token before sharding over tp: q, k, v (views of one tensor unless something changes them) and
-    attention's output. Rotated q and k are kept in addition to that tensor, since v is a view of it; shared k and v are
-    expanded for every head."""
+    """Numbers per token before sharding over tp: q, k, v and attention's output.
+
+    q, k and v are views of one tensor unless something changes them. Rotated q and k are kept in
+    addition to that tensor, since v is a view of it; shared k and v are expanded for every head.
+    """
     model = run.model
     width = model.d_model
     if model.kv_heads != model.n_head:

@@ -1,13 +1,13 @@
 """Exact parameter counts of a GPT by part, and the FLOPs of a token.
 
-    parameters(model)                           # {"token_embedding": ..., "attention": ..., "mlp": ..., ...}
-    flops_per_token(model, seq_len=1024)        # forward and backward: what MFU is measured against
+    parameters(model)                      # {"token_embedding": ..., "attention": ..., ...}
+    flops_per_token(model, seq_len=1024)   # forward and backward: what MFU is measured against
 
-A multiply and an add are two FLOPs. Only matrix products count, and nothing that is computed twice (Chowdhery et al.
-2022, appendix B).
+A multiply and an add are two FLOPs. Only matrix products count, and nothing that is computed twice
+(Chowdhery et al. 2022, appendix B).
 
-Letters: D width, L layers, H heads, G key/value heads, C width of a head (D = H C), F width of the MLP, V vocabulary,
-T tokens in a sequence, N parameters.
+Letters: D width, L layers, H heads, G key/value heads, C width of a head (D = H C), F width of the
+MLP, V vocabulary, T tokens in a sequence, N parameters.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ def as_gpt(model: ModelConfig | HFModelConfig) -> ModelConfig:
 
 
 def layer_parameters(model: ModelConfig) -> dict[str, int]:
-    """Parameters of one block by tensor group: qkv, attention_out, mlp, norms. For GPT-2's block (G = H, F = 4 D) the
-    matrices are 3 D^2 + D^2 + 8 D^2 = 12 D^2."""
+    """Parameters of one block by tensor group: qkv, attention_out, mlp, norms.
+
+    For GPT-2's block (G = H, F = 4 D) the matrices are 3 D^2 + D^2 + 8 D^2 = 12 D^2.
+    """
     groups = {
         "qkv": ("attn.qkv.", "attn.query.", "attn.key.", "attn.value."),
         "attention_out": "attn.out.",
@@ -38,34 +40,39 @@ def layer_parameters(model: ModelConfig) -> dict[str, int]:
     }
     shapes = block_shapes(as_gpt(model)).items()
     return {
-        part: sum(prod(shape) for name, shape in shapes if name.startswith(names)) for part, names in groups.items()
+        part: sum(prod(shape) for name, shape in shapes if name.startswith(names))
+        for part, names in groups.items()
     }
 
 
 def check_countable(model: ModelConfig) -> None:
-    """Raise ConfigError where positions are learned from attention's scores, for which torch's attention keeps them by
-    ways of its own."""
+    """Raise ConfigError where positions are learned from attention's scores.
+
+    torch's attention then keeps the scores by ways of its own.
+    """
     if model.position in ("t5", "shaw", "huang"):
         raise ConfigError(
-            f"model.position {model.position}: torch's attention keeps the scores that something learns from, which "
-            "no formula here counts: measure it instead (meter.held_bytes)"
+            f"model.position {model.position}: torch's attention keeps the scores that "
+            "something learns from, which no formula here counts: measure it instead "
+            "(meter.held_bytes)"
         )
 
 
 def parameters(model: ModelConfig | HFModelConfig) -> dict[str, int]:
-    """Parameters by part. `head` is 0 if it is tied to the token embedding; norms include the last one."""
+    """Parameters by part; `head` is 0 if it is the token embedding, norms include the last one."""
     if isinstance(model, HFModelConfig):
         return _huggingface_parameters(model)
     layer = layer_parameters(model)
     L, D = model.n_layer, model.d_model
     shapes = parameter_shapes(model)
     positions = [name for name in shapes if "embedding" in name and not name.startswith("token")]
+    last_norm = sum(prod(shape) for name, shape in shapes.items() if name.startswith("norm."))
     return {
         "token_embedding": model.vocab_size * D,
         "position_embedding": sum(prod(shapes[name]) for name in positions),
         "attention": L * (layer["qkv"] + layer["attention_out"]),
         "mlp": L * layer["mlp"],
-        "norms": L * layer["norms"] + sum(prod(shape) for name, shape in shapes.items() if name.startswith("norm.")),
+        "norms": L * layer["norms"] + last_norm,
         "head": 0 if model.tied else model.vocab_size * D,
     }
 
@@ -76,7 +83,8 @@ def _huggingface_parameters(model: HFModelConfig) -> dict[str, int]:
         return parts
     if model.model_type != "gptj":
         raise ConfigError(
-            f"there is no formula for the parameters of {model.model_type}: model.count_parameters counts them"
+            f"there is no formula for the parameters of {model.model_type}: "
+            "model.count_parameters counts them"
         )
     # GPT-J: one norm a layer, no biases in attention, one in the head.
     norms, head = (L + 1) * 2 * D, parts["head"] + model.vocab_size
@@ -101,7 +109,7 @@ def parameter_tensors(model: ModelConfig) -> int:
 
 
 def matmul_parameters(model: ModelConfig) -> dict[str, int]:
-    """Weights that multiply every token: qkv, attention_out, mlp, head; not biases, norms and embedding look-ups."""
+    """Weights that multiply every token; not biases, norms and embedding look-ups."""
     model = as_gpt(model)
     D, F, L = model.d_model, model.ff_width, model.n_layer
     return {
@@ -129,8 +137,8 @@ def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def optimizer_groups(model: ModelConfig, optimizer: str = "adamw") -> list[dict[str, Shape]]:
-    """The tensors of each optimizer group: matrices have weight decay, vectors do not (`optim`). Muon's matrices, which
-    it orthogonalizes, come first."""
+    """The tensors of each optimizer group: matrices have weight decay, vectors do not (`optim`).
+    Muon's matrices, which it orthogonalizes, come first."""
     groups: list[dict[str, Shape]] = [{}, {}, {}]
     for name, shape in parameter_shapes(model).items():
         first = optimizer == "muon" and is_orthogonalized(name, len(shape))
@@ -154,7 +162,11 @@ def block_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
         **norm_shapes("attn_norm", model),
         **_linear_shapes("attn.qkv", qkv_rows, D, model.bias),
         **_linear_shapes("attn.out", D, D, model.bias),
-        **({"attn.distance_embedding.weight": (model.relative_distance + 1, model.d_head)} if relative else {}),
+        **(
+            {"attn.distance_embedding.weight": (model.relative_distance + 1, model.d_head)}
+            if relative
+            else {}
+        ),
         **norm_shapes("mlp_norm", model),
         **_linear_shapes("mlp.up", up_rows, D, model.bias),
         **_linear_shapes("mlp.down", D, F, model.bias),
@@ -168,16 +180,22 @@ def _linear_shapes(name: str, rows: int, columns: int, bias: bool) -> dict[str, 
 def norm_shapes(name: str, model: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Of one norm: its weight (D,) and, unless it is RMS or the model has none, its bias (D,)."""
     has_bias = model.norm != "rmsnorm" and model.bias
-    return {f"{name}.weight": (model.d_model,), **({f"{name}.bias": (model.d_model,)} if has_bias else {})}
+    return {
+        f"{name}.weight": (model.d_model,),
+        **({f"{name}.bias": (model.d_model,)} if has_bias else {}),
+    }
 
 
-# FLOPs ---------------------------------------------------------------------------------------------------------------
+# FLOPs -------------------------------------------------------------------------------------------
 
 
 def flops_by_part(model: ModelConfig, seq_len: int) -> dict[str, float]:
-    """FLOPs of one token, forward and backward, by part: qkv, attention (scores and weighted values), attention_out,
-    mlp, head. Attention counts all T positions, 4 T D a layer and pass, as PaLM and Narayanan et al. 2021;
-    Megatron-LM's present code counts half of them."""
+    """FLOPs of one token, forward and backward, by part.
+
+    qkv, attention (scores and weighted values), attention_out, mlp, head. Attention counts all T
+    positions, 4 T D a layer and pass, as PaLM and Narayanan et al. 2021; Megatron-LM's present code
+    counts half of them.
+    """
     weights = matmul_parameters(model)
     forward = {
         "qkv": 2 * weights["qkv"],
@@ -196,5 +214,8 @@ def flops_per_token(model: ModelConfig, seq_len: int) -> float:
 
 
 def six_n_flops_per_token(model: ModelConfig) -> float:
-    """6 N (Kaplan et al. 2020, section 2.1): 2 N forward, 4 N backward. Omits attention and counts look-ups."""
+    """6 N: 2 N forward, 4 N backward (Kaplan et al. 2020, section 2.1).
+
+    Omits attention and counts look-ups.
+    """
     return 6.0 * parameter_count(model)

@@ -26,8 +26,10 @@ def ddp_timeline(
     *,
     bucket_bytes: float = 25 * 2**20,
 ) -> list[Event]:
-    """The events of rank 0 (all ranks are alike) in a step before the update, the one that ends last at the end.
-    Assumes that communication does not slow down computation."""
+    """The events of rank 0 (all ranks are alike) in a step before the update.
+
+    The one that ends last is at the end. Assumes that communication does not slow down computation.
+    """
     events = [
         Event(0, "forward", 0.0, forward_s, "forward"),
         Event(0, "backward", forward_s, forward_s + backward_s, "backward"),
@@ -46,8 +48,8 @@ def ddp_timeline(
 def prefetch_timeline(n_blocks: int, gather_s: float, block_s: float, ahead: int) -> list[Event]:
     """Events of an FSDP step's forward pass: the root unit, then blocks 0 to n - 1.
 
-    Collectives run one at a time, in the order of their requests. A block is requested when the block `ahead` places
-    before it starts to compute, or, with 0, when the block before it is done.
+    Collectives run one at a time, in the order of their requests. A block is requested when the
+    block `ahead` places before it starts to compute, or, with 0, when the block before it is done.
     """
     events: list[Event] = []
     gathered: dict[int, float] = {}

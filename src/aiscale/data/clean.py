@@ -1,13 +1,15 @@
-"""Clean a corpus before it is tokenized: filters, near duplicates, texts of a test set; then BPE and tokens on disk.
+"""Clean a corpus before it is tokenized: filters, near duplicates, test sets; then BPE and tokens.
 
 aiscale data prepare papers/ --clean --against test.jsonl --processes 8 --out corpora/papers
 
 filters      English and the quality rules of Gopher (Rae et al. 2021, table A1)
-test sets    a document that shares 13 words in a row with a text of `against` is dropped (Brown et al. 2020)
-duplicates   MinHash of 5 words in a row, 14 bands of 8 rows (as FineWeb, Penedo et al. 2024): of documents with
-             similarity s a share of 1 - (1 - s^8)^14 is found; the first stays
-tokens       BPE learnt from an even sample, then folders as of `data/stored.py`: one folder for all, and one
-             for each domain; documents in an order drawn at random, which is always the same
+test sets    a document that shares 13 words in a row with a text of `against` is dropped (Brown et
+             al. 2020)
+duplicates   MinHash of 5 words in a row, 14 bands of 8 rows (as FineWeb, Penedo et al. 2024): of
+             documents with similarity s a share of 1 - (1 - s^8)^14 is found; the first stays
+tokens       BPE learnt from an even sample, then folders as of `data/stored.py`: one folder for
+             all, and one for each domain; documents in an order drawn at random, which is always
+             the same
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ def _in_file(file: Path, field: str, left_out: LeftOut | None) -> Iterator[dict[
     for number, row in enumerate(records):
         yield {
             "id": str(row.get("id", f"{file.name}:{number}")),
-            "domain": re.sub(r"\W+", "_", str(row.get("domain", file.parent.name))),  # it names a folder
+            # it names a folder
+            "domain": re.sub(r"\W+", "_", str(row.get("domain", file.parent.name))),
             "source": str(row.get("source", file.name)),
             "text": row[field],
         }
@@ -79,7 +82,9 @@ def _cut(file: Path) -> Iterator[str]:
     yield "".join(block)
 
 
-def _examined(document: dict[str, str], against: np.ndarray) -> tuple[dict[str, str], str, np.ndarray | None]:
+def _examined(
+    document: dict[str, str], against: np.ndarray
+) -> tuple[dict[str, str], str, np.ndarray | None]:
     """(the document with its text put into one form, the rule it breaks or "", its band keys)."""
     text = unicodedata.normalize("NFC", document["text"]).replace("\r\n", "\n").strip()
     reason = why_dropped(text)
@@ -101,11 +106,11 @@ def clean_corpus(
     left_out: LeftOut | None = None,
     progress: bool = True,
 ) -> dict:
-    """Clean `sources` (science, or files and folders) into `out`; returns the report, which is also OUT/report.json.
+    """Clean `sources` (science, or files and folders) into `out`; returns what OUT/report.json has.
 
-    `out` then holds corpora for DataConfig.corpus: OUT/all, and OUT/DOMAIN for each domain if there are several. A
-    record's domain is its field of that name, or the folder it lies in. left_out: as prepare_corpus
-    has it. Raises ConfigError with one line.
+    `out` then holds corpora for DataConfig.corpus: OUT/all, and OUT/DOMAIN for each domain if there
+    are several. A record's domain is its field of that name, or the folder it lies in. left_out: as
+    prepare_corpus has it. Raises ConfigError with one line.
     """
     sources = [str(s) for s in ([sources] if isinstance(sources, str | Path) else sources)]
     if processes < 1:
@@ -115,7 +120,9 @@ def clean_corpus(
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty: choose another --out, or delete it")
-    grams = np.unique(np.concatenate([np.empty(0, np.uint64), *(ngrams(text, NGRAM) for text in texts)]))
+    grams = np.unique(
+        np.concatenate([np.empty(0, np.uint64), *(ngrams(text, NGRAM) for text in texts)])
+    )
     report = {"read": Counter(), "kept": Counter(), "dropped": {}, "domains": {}, "sources": {}}
     documents = _documents(sources, field, left_out)
     examine = partial(_examined, against=grams)
@@ -134,8 +141,8 @@ def clean_corpus(
 
 
 def _filter(examined: Iterable, folder: Path, report: dict, bar: tqdm) -> None:
-    """Write the documents that break no rule, and the places of those that no earlier one is similar to; count what
-    was read, what stays, and what each rule drops. Similar: a band's key in common."""
+    """Write the documents that break no rule, and the places of those similar to no earlier one.
+    Count what was read, what stays, and what each rule drops. Similar: a band's key in common."""
     rows, keys = [], []
     with replacing(folder / DOCUMENTS) as lines:
         for document, reason, bands in examined:
@@ -155,7 +162,8 @@ def _filter(examined: Iterable, folder: Path, report: dict, bar: tqdm) -> None:
     for column in np.array(keys, np.uint64).reshape(len(rows), -1).T:
         order = np.argsort(column, kind="stable")
         again[order[1:][column[order[1:]] == column[order[:-1]]]] = True
-    places, duplicates = [], report["dropped"].setdefault("near duplicate", Counter(documents=0, bytes=0))
+    places = []
+    duplicates = report["dropped"].setdefault("near duplicate", Counter(documents=0, bytes=0))
     for (offset, domain, source, size), drop in zip(rows, again.tolist(), strict=True):
         groups = (report["kept"], report["domains"][domain], report["sources"][source])
         for group in (duplicates,) if drop else groups:
@@ -167,8 +175,10 @@ def _filter(examined: Iterable, folder: Path, report: dict, bar: tqdm) -> None:
 
 
 def kept(folder: str | Path, domain: int | None = None) -> Iterator[dict[str, str]]:
-    """The documents that stayed, of one domain (its place among the report's) or all, in an order drawn at random: id,
-    domain, source, text."""
+    """The documents that stayed, in an order drawn at random: id, domain, source, text.
+
+    domain: its place among the report's; None: all.
+    """
     places = np.load(Path(folder) / PLACES)
     places = places[permute(np.arange(len(places)), len(places), 0, 0)]
     with open(Path(folder) / DOCUMENTS, "rb") as lines:
@@ -178,7 +188,7 @@ def kept(folder: str | Path, domain: int | None = None) -> Iterator[dict[str, st
 
 
 def _tokenize(folder: Path, report: dict, vocab_size: int, progress: bool) -> None:
-    """BPE from every k-th document, then the tokens of all and of each domain; their number goes into the report."""
+    """BPE of every k-th document, then tokens of all and of each domain, counted in the report."""
     every = math.ceil(report["kept"]["bytes"] / LEARN_CHARS)
     sample = (d["text"] + "\n" for number, d in enumerate(kept(folder)) if number % every == 0)
     tokenizer = learn("bpe", sample, bpe_vocab_size=vocab_size)
@@ -188,9 +198,14 @@ def _tokenize(folder: Path, report: dict, vocab_size: int, progress: bool) -> No
         for number, (name, facts) in enumerate(report["domains"].items())
         if facts["documents"] and name != "all"
     ]
-    for name, facts, number in [("all", report["kept"], None), *(domains if len(domains) > 1 else [])]:
+    for name, facts, number in [
+        ("all", report["kept"], None),
+        *(domains if len(domains) > 1 else []),
+    ]:
         pieces = partial(_texts, folder, number, tokenizer.separator)
-        with tqdm(desc=name, total=facts["bytes"], unit="B", unit_scale=True, disable=not progress) as bar:
+        with tqdm(
+            desc=name, total=facts["bytes"], unit="B", unit_scale=True, disable=not progress
+        ) as bar:
             written = write_corpus(
                 Text(name, str(folder), pieces),
                 tokenizer,
@@ -207,11 +222,18 @@ def _texts(folder: Path, domain: int | None, separator: str) -> Iterator[str]:
 def describe(report: dict) -> str:
     """The report as a table in Markdown."""
     read, rows = report["read"], []
-    for name, facts in [("read", read), *sorted(report["dropped"].items(), key=lambda item: -item[1]["bytes"])]:
-        rows.append((name, facts["documents"], facts["bytes"] / 1e6, 100 * facts["bytes"] / max(read["bytes"], 1), ""))
+    dropped = sorted(report["dropped"].items(), key=lambda item: -item[1]["bytes"])
+    for name, facts in [("read", read), *dropped]:
+        share = 100 * facts["bytes"] / max(read["bytes"], 1)
+        rows.append((name, facts["documents"], facts["bytes"] / 1e6, share, ""))
     for name, facts in [("**kept**", report["kept"]), *sorted(report["domains"].items())]:
         share = 100 * facts["bytes"] / max(read["bytes"], 1)
-        rows.append((name, facts["documents"], facts["bytes"] / 1e6, share, f"{facts.get('tokens', 0):,}"))
+        rows.append(
+            (name, facts["documents"], facts["bytes"] / 1e6, share, f"{facts.get('tokens', 0):,}")
+        )
     lines = ["| | documents | MB | % | tokens |", "|---|--:|--:|--:|--:|"]
-    lines += [f"| {what} | {n:,} | {mb:.1f} | {share:.1f} | {tokens} |" for what, n, mb, share, tokens in rows]
+    lines += [
+        f"| {what} | {n:,} | {mb:.1f} | {share:.1f} | {tokens} |"
+        for what, n, mb, share, tokens in rows
+    ]
     return "\n".join(lines)

@@ -1,11 +1,12 @@
 """A corpus ready for training: tokenized once, cached, memory-mapped and split.
 
-    tokenizer = train_tokenizer(run.data)                     # on rank 0, which sends its JSON to the others
-    corpus = open_corpus(run.data, tokenizer=tokenizer)       # every rank
-    corpus.train, corpus.val                                  # sequences of tokens; slices are numpy arrays
+    tokenizer = train_tokenizer(run.data)                  # on rank 0, which sends its JSON to all
+    corpus = open_corpus(run.data, tokenizer=tokenizer)    # every rank
+    corpus.train, corpus.val                               # tokens; slices are numpy arrays
 
-Tokens are cached in $AISCALE_CACHE, else $XDG_CACHE_HOME/aiscale, else ~/.cache/aiscale, else (with a note on stderr)
-in a temporary folder that is deleted at exit. Several processes may open the same corpus at once.
+Tokens are cached in $AISCALE_CACHE, else $XDG_CACHE_HOME/aiscale, else ~/.cache/aiscale, else (with
+a note on stderr) in a temporary folder that is deleted at exit. Several processes may open the same
+corpus at once.
 """
 
 from __future__ import annotations
@@ -48,8 +49,11 @@ class Corpus:
 
 
 def open_corpus(data: DataConfig, *, tokenizer: Tokenizer | None = None) -> Corpus:
-    """The corpus of `data`, tokenized if it is not in the cache; raises ConfigError with one line, also for a prepared
-    folder whose tokenizer is not `tokenizer` or not of the kind `data.tokenizer`."""
+    """The corpus of `data`, tokenized if it is not in the cache.
+
+    Raises ConfigError with one line, also for a prepared folder whose tokenizer is not `tokenizer`
+    or not of the kind `data.tokenizer`.
+    """
     folder = Path(data.corpus).expanduser()
     if is_corpus(folder):
         tokens, manifest, tokenizer = read_corpus(folder, tokenizer)
@@ -85,14 +89,15 @@ def train_tokenizer(data: DataConfig) -> Tokenizer:
 def _check_kind(folder: Path, tokenizer: Tokenizer, data: DataConfig) -> None:
     if tokenizer.kind != data.tokenizer:
         raise ConfigError(
-            f"corpus {folder} was prepared with a {tokenizer.kind} tokenizer of {tokenizer.vocab_size} tokens, but "
-            f"data.tokenizer is {data.tokenizer}: set data.tokenizer={tokenizer.kind}, or prepare the corpus again"
+            f"corpus {folder} was prepared with a {tokenizer.kind} tokenizer of "
+            f"{tokenizer.vocab_size} tokens, but data.tokenizer is {data.tokenizer}: "
+            f"set data.tokenizer={tokenizer.kind}, or prepare the corpus again"
         )
 
 
 def _tokenized(text: Text, tokenizer: Tokenizer) -> Path:
-    """The cache folder of this text with this tokenizer, written or completed if it is not whole. Processes that write
-    it at once write the same bytes, each file in one piece."""
+    """The cache folder of this text with this tokenizer, written or completed if it is not whole.
+    Processes that write it at once write the same bytes, each file in one piece."""
     name = f"{Path(text.name).stem}-{tokenizer.kind}-{_key(text.identity, tokenizer.sha256)}"
     folder = cache_root() / "tokens" / name
     if not (folder / MANIFEST).is_file():
@@ -126,16 +131,16 @@ def _writable(root: Path) -> Path:
         temporary = Path(tempfile.mkdtemp(prefix="aiscale-cache-"))
         atexit.register(shutil.rmtree, temporary, ignore_errors=True)
         print(
-            f"aiscale: {root} cannot be written ({error.strerror}), so tokens go to {temporary} until this process "
-            "ends: set AISCALE_CACHE to keep them",
+            f"aiscale: {root} cannot be written ({error.strerror}), so tokens go to {temporary} "
+            "until this process ends: set AISCALE_CACHE to keep them",
             file=sys.stderr,
         )
         return temporary
 
 
-# Sources of text ------------------------------------------------------------------------------------------------------
-# `embedded` is the English documentation in CPython, `stdlib` the source of its modules. Both differ between Python
-# versions: their hash goes into run.json.
+# Sources of text ---------------------------------------------------------------------------------
+# `embedded` is the English documentation in CPython, `stdlib` the source of its modules. Both
+# differ between Python versions: their hash goes into run.json.
 
 
 BUILT_IN = ("embedded", "stdlib")
@@ -162,7 +167,10 @@ def find_text(corpus: str) -> Text:
 
 def _remedy(corpus: str) -> str:
     if Path(corpus).name in DOWNLOADABLE:
-        return f"make it with `aiscale data prepare {Path(corpus).name} --out {corpus}`, or use data.corpus=embedded"
+        return (
+            f"make it with `aiscale data prepare {Path(corpus).name} --out {corpus}`, "
+            "or use data.corpus=embedded"
+        )
     near = difflib.get_close_matches(corpus, BUILT_IN, n=1)
     guess = f"did you mean {near[0]}? Else " if near else ""
     return f"{guess}name a text file, a folder of text files, or one of {', '.join(BUILT_IN)}"
@@ -206,7 +214,7 @@ def _files_below(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
 
 
 def identity(files: list[Path]) -> str:
-    """A hash of names, sizes and modification times: hashing the content of 100 GB would take minutes."""
+    """A hash of names, sizes and modification times; one of the content of 100 GB takes minutes."""
     facts = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
@@ -268,24 +276,40 @@ def refuse_utf16(file: Path) -> None:
 
 
 # Typographic characters of the documentation -> ASCII, so that one character is one byte.
-_ASCII = {"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "--", "…": "...", "°": " degrees", "ß": "ss"}
+_ASCII = {
+    "‘": "'",
+    "’": "'",
+    "“": '"',
+    "”": '"',
+    "–": "-",
+    "—": "--",
+    "…": "...",
+    "°": " degrees",
+    "ß": "ss",
+}
 
 
 @cache
 def embedded_text() -> str:
-    """CPython's documentation topics, sorted by name, as ASCII prose, about 350 kB; depends only on Python's version.
-    Many topics include others: repeated paragraphs are left out, since they would leak into validation."""
+    """CPython's documentation topics, sorted by name, as ASCII prose, about 350 kB.
+
+    Depends only on Python's version. Many topics include others: repeated paragraphs are left out,
+    since they would leak into validation.
+    """
     try:
         topics = importlib.import_module("pydoc_data.topics").topics
     except ImportError:
         raise ConfigError(
-            "this Python has no pydoc_data.topics, the text of corpus embedded: use data.corpus=stdlib, or a text file"
+            "this Python has no pydoc_data.topics, the text of corpus embedded: "
+            "use data.corpus=stdlib, or a text file"
         ) from None
     seen: set[str] = set()
     paragraphs = []
     for name in sorted(topics):
         for paragraph in re.split(r"\n\s*\n", topics[name].strip("\n")):
-            lines = [line.rstrip() for line in paragraph.splitlines() if not UNDERLINE.fullmatch(line)]
+            lines = [
+                line.rstrip() for line in paragraph.splitlines() if not UNDERLINE.fullmatch(line)
+            ]
             key = " ".join(" ".join(lines).split())
             if key and key not in seen and "::=" not in key:
                 seen.add(key)
@@ -295,9 +319,24 @@ def embedded_text() -> str:
 
 
 def stdlib_files() -> list[Path]:
-    """The modules of CPython's standard library, about 11 MB, in an order that mixes its packages. Without tests and
-    tables (encodings, and the documentation that is corpus embedded)."""
+    """The modules of CPython's standard library, about 11 MB, in an order that mixes its packages.
+    Without tests and tables (encodings, and the documentation that is corpus embedded)."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    out = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings", "pydoc_data"}
-    files = [path for path in root.rglob("*.py") if out.isdisjoint(path.relative_to(root).parts) and path.is_file()]
-    return sorted(files, key=lambda path: hashlib.sha256(path.relative_to(root).as_posix().encode()).digest())
+    out = {
+        "test",
+        "tests",
+        "idle_test",
+        "site-packages",
+        "dist-packages",
+        "__pycache__",
+        "encodings",
+        "pydoc_data",
+    }
+    files = [
+        path
+        for path in root.rglob("*.py")
+        if out.isdisjoint(path.relative_to(root).parts) and path.is_file()
+    ]
+    return sorted(
+        files, key=lambda path: hashlib.sha256(path.relative_to(root).as_posix().encode()).digest()
+    )

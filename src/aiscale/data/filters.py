@@ -1,4 +1,4 @@
-"""What decides whether a document stays: quality rules, words shared with a test set, MinHash of near duplicates."""
+"""What decides if a document stays: quality rules, a test set's words, MinHash of duplicates."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from aiscale.data.formats import LeftOut, good_records, json_lines
 from aiscale.data.order import mix
 
 NGRAM, SHINGLE, BANDS, ROWS = 13, 5, 14, 8
-STOP_WORDS = frozenset("the be to of and that have with".split())  #: Gopher's: an English text has two of them
+#: Gopher's: an English text has two of them
+STOP_WORDS = frozenset("the be to of and that have with".split())
 WORD = re.compile(r"\w+")
-_FACTORS, _TERMS = mix(np.arange(2 * BANDS * ROWS, dtype=np.uint64)).reshape(2, -1, 1) | np.uint64(1)  #: of hashes
+_ODD = mix(np.arange(2 * BANDS * ROWS, dtype=np.uint64)) | np.uint64(1)
+_FACTORS, _TERMS = _ODD.reshape(2, -1, 1)  #: of hashes
 
 
 # What a document must keep to; the values are Gopher's.
@@ -44,7 +46,8 @@ def why_dropped(text: str) -> str:
         return "too few letters"
     if text.count("#") + text.count("...") + text.count("…") > MAX_SYMBOLS * n:
         return "too many symbols"
-    bullets, ellipses = (line[0] in "*-•" for line in lines), (line.endswith(("...", "…")) for line in lines)
+    bullets = (line[0] in "*-•" for line in lines)
+    ellipses = (line.endswith(("...", "…")) for line in lines)
     if sum(bullets) > MAX_BULLETS * len(lines) or sum(ellipses) > MAX_ELLIPSES * len(lines):
         return "a list, or cut off"
     return "repeats its lines" if len(lines) - len(set(lines)) > MAX_REPEATED * len(lines) else ""
@@ -67,7 +70,10 @@ _hash = lru_cache(maxsize=2**16)(lambda word: zlib.crc32(word.encode()))
 
 
 def band_keys(text: str) -> np.ndarray:
-    """MinHash (Broder 1997): texts of similarity s have an equal key in one band with probability s^ROWS. (BANDS,)"""
+    """The band keys of MinHash (Broder 1997), (BANDS,).
+
+    Texts of similarity s have an equal key in one band with probability s^ROWS.
+    """
     least, shingles = np.full(BANDS * ROWS, 2**64 - 1, dtype=np.uint64), ngrams(text, SHINGLE)
     for start in range(0, len(shingles), 512):  # so many stay in a core's cache
         least = np.minimum(least, (_FACTORS * shingles[start : start + 512] + _TERMS).min(axis=1))

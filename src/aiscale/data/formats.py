@@ -22,7 +22,8 @@ from pathlib import Path
 from aiscale.config import ConfigError
 from aiscale.data.corpus import PACKED, read_files, refuse_utf16
 
-BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}  #: suffix -> name of the format in `datasets`
+#: suffix -> name of the format in `datasets`
+BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 OPENERS = {".jsonl": open, ".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 
 Document = Iterable[str]  #: in pieces, since a document may be larger than memory
@@ -47,7 +48,9 @@ def records_of(file: Path, field: str, left_out: LeftOut | None = None) -> Itera
     if builder:
         rows = load_rows(str(file), path=builder, data_files=str(file), streaming=True)
     elif file.suffix in PACKED:
-        packed = load_rows(str(file), path="text", data_files=str(file), streaming=True, sample_by="document")
+        packed = load_rows(
+            str(file), path="text", data_files=str(file), streaming=True, sample_by="document"
+        )
         rows = ({field: row["text"]} for row in packed)
     else:
         return None
@@ -76,8 +79,8 @@ def load_rows(what: str, **arguments) -> Iterable[dict]:
         return load_dataset(split="train", **arguments)
     except Exception as error:  # the library passes on the errors of its many back ends
         raise ConfigError(
-            f"{what} cannot be read by `datasets` ({str(error)[:120]!r}): check the name and the network, or fetch "
-            "its files elsewhere and name them instead"
+            f"{what} cannot be read by `datasets` ({str(error)[:120]!r}): check the name and the "
+            "network, or fetch its files elsewhere and name them instead"
         ) from None
 
 

@@ -12,7 +12,9 @@ SHAPES = {
     "frame": lambda u, v: (np.maximum(abs(u), abs(v)) < 0.9) & (np.maximum(abs(u), abs(v)) > 0.55),
     "triangle": lambda u, v: (v > -0.7) & (v < 0.9 - 2 * abs(u)),
     "plus": lambda u, v: (np.minimum(abs(u), abs(v)) < 0.25) & (np.maximum(abs(u), abs(v)) < 0.95),
-    "cross": lambda u, v: (np.minimum(abs(u - v), abs(u + v)) < 0.35) & (np.maximum(abs(u), abs(v)) < 0.8),
+    "cross": lambda u, v: (
+        (np.minimum(abs(u - v), abs(u + v)) < 0.35) & (np.maximum(abs(u), abs(v)) < 0.8)
+    ),
     "rows": lambda u, v: (np.maximum(abs(u), abs(v)) < 0.9) & (np.sin(9 * v) > 0),
     "columns": lambda u, v: (np.maximum(abs(u), abs(v)) < 0.9) & (np.sin(9 * u) > 0),
     "half": lambda u, v: (u**2 + v**2 < 0.9) & (v < 0),
@@ -20,8 +22,11 @@ SHAPES = {
 
 
 def draw_shapes(count: int, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """`count` images (N,1,28,28) uint8 and their labels (N,) int64, indices into SHAPES: all kinds equally often (to
-    within one), each shape shifted, scaled, rotated by up to 20 degrees, with strong noise."""
+    """`count` images (N,1,28,28) uint8 and their labels (N,) int64, indices into SHAPES.
+
+    All kinds equally often (to within one), each shape shifted, scaled, rotated by up to 20
+    degrees, with strong noise.
+    """
     rng = np.random.default_rng(seed)
     labels = rng.permutation(np.arange(count) % len(SHAPES))
     x, y = rng.uniform(-0.25, 0.25, (2, count, 1, 1))
@@ -29,7 +34,8 @@ def draw_shapes(count: int, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     angle = rng.uniform(-0.35, 0.35, (count, 1, 1))
     axis = np.linspace(-1, 1, 28)
     right, up = (axis[None, None, :] - x) / scale, (-axis[None, :, None] - y) / scale
-    u, v = np.cos(angle) * right + np.sin(angle) * up, np.cos(angle) * up - np.sin(angle) * right  # (N,H,W)
+    u = np.cos(angle) * right + np.sin(angle) * up  # (N,H,W)
+    v = np.cos(angle) * up - np.sin(angle) * right
     images = np.zeros_like(u)
     for label, inside in enumerate(SHAPES.values()):
         ours = labels == label

@@ -1,13 +1,14 @@
 """The order of training windows: it depends only on the seed and the step number.
 
     batches = Batches(corpus.train, seq_len=128, global_batch=16, seed=1337)
-    x, y = batches.batch(step)                               # the whole global batch, (B,T) each; y is x shifted by one
-    batches.share(step, rank, world, n_micro)                # the micro-batches of that rank: B/world sequences
+    x, y = batches.batch(step)                   # the global batch, (B,T) each; y: x shifted by one
+    batches.share(step, rank, world, n_micro)    # a rank's micro-batches: B/world sequences
 
-The tokens are cut into windows of T, which every epoch visits in a new order. The global batch is the same at every
-world size, because it is drawn first and then divided among the ranks. An epoch's permutation is computed, not stored:
-a Feistel network (Luby and Rackoff 1988) permutes the numbers below 4^k; a result beyond the number of windows goes in
-again until it is below. No new version of a random generator changes the order of a run.
+The tokens are cut into windows of T, which every epoch visits in a new order. The global batch is
+the same at every world size, because it is drawn first and then divided among the ranks. An epoch's
+permutation is computed, not stored: a Feistel network (Luby and Rackoff 1988) permutes the numbers
+below 4^k; a result beyond the number of windows goes in again until it is below. No new version of
+a random generator changes the order of a run.
 
 B sequences in the global batch, T tokens.
 """
@@ -24,22 +25,28 @@ ROUNDS = 6  #: of the Feistel network; four suffice if the round function is pse
 
 
 class Batches:
-    """Global batches of windows of `tokens`, any 1-D sequence whose slices are numpy arrays. Without a seed they are
-    in order, for evaluation: batch 0 is always the first B windows."""
+    """Global batches of windows of `tokens`, any 1-D sequence whose slices are numpy arrays.
+    Without a seed they are in order, for evaluation: batch 0 is always the first B windows."""
 
     def __init__(self, tokens, *, seq_len: int, global_batch: int, seed: int | None) -> None:
-        self.tokens, self.seq_len, self.global_batch, self.seed = tokens, seq_len, global_batch, seed
-        self.windows = (len(tokens) - 1) // seq_len  #: the last target of a window is the next window's first token
+        self.tokens, self.seq_len = tokens, seq_len
+        self.global_batch, self.seed = global_batch, seed
+        #: the last target of a window is the next window's first token
+        self.windows = (len(tokens) - 1) // seq_len
         if self.windows < 1:
             raise ConfigError(
                 f"this part of the corpus has {len(tokens)} tokens, fewer than one block of "
-                f"loop.seq_len {seq_len} and its last target, {seq_len + 1}: lengthen the text or shorten loop.seq_len"
+                f"loop.seq_len {seq_len} and its last target, {seq_len + 1}: "
+                "lengthen the text or shorten loop.seq_len"
             )
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps in one pass over the windows. Each epoch leaves out the remainder, different windows each
-        time; with fewer windows than a global batch, an epoch is one batch that repeats some."""
+        """Optimizer steps in one pass over the windows.
+
+        Each epoch leaves out the remainder, different windows each time; with fewer windows than a
+        global batch, an epoch is one batch that repeats some.
+        """
         return max(1, self.windows // self.global_batch)
 
     def window_ids(self, step: int) -> np.ndarray:
@@ -52,12 +59,15 @@ class Batches:
         """The whole global batch of a step: x and y, (B,T) int64 each."""
         return self._read(self.window_ids(step))
 
-    def share(self, step: int, rank: int, world: int, n_micro: int = 1) -> list[tuple[Tensor, Tensor]]:
-        """The micro-batches of data-parallel rank `rank` of `world`: its slice of the global batch in n_micro parts."""
+    def share(
+        self, step: int, rank: int, world: int, n_micro: int = 1
+    ) -> list[tuple[Tensor, Tensor]]:
+        """The micro-batches of data-parallel rank `rank` of `world`: its slice in n_micro parts."""
         if self.global_batch % (world * n_micro):
+            fitting = -(-self.global_batch // (world * n_micro)) * world * n_micro
             raise ConfigError(
-                f"loop.global_batch {self.global_batch} is not divisible by {world} data-parallel ranks x {n_micro} "
-                f"micro-batches: set loop.global_batch={-(-self.global_batch // (world * n_micro)) * world * n_micro}"
+                f"loop.global_batch {self.global_batch} is not divisible by {world} data-parallel "
+                f"ranks x {n_micro} micro-batches: set loop.global_batch={fitting}"
             )
         ours = np.split(self.window_ids(step), world)[rank]
         return [self._read(ids) for ids in np.split(ours, n_micro)]
@@ -90,7 +100,7 @@ def permute(places: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-    """The finalizer of splitmix64 (Steele, Lea and Flood 2014): each input bit flips half of the output bits."""
+    """splitmix64's finalizer (Steele et al. 2014): each input bit flips half of the output bits."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

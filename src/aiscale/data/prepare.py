@@ -3,9 +3,9 @@
     aiscale data prepare my_texts/ --out corpora/mine --tokenizer bpe --vocab-size 8192
     aiscale train ddp --nproc 2 --text corpora/mine --model gpt2 --length 1024
 
-The text is streamed (`data/formats.py`). Documents are joined by the tokenizer's separator: `<|endoftext|>` for bpe, an
-empty line for the others. The well-known corpora need a network and the library `datasets`; their addresses come from
-their publishers and are not tested.
+The text is streamed (`data/formats.py`). Documents are joined by the tokenizer's separator:
+`<|endoftext|>` for bpe, an empty line for the others. The well-known corpora need a network and the
+library `datasets`; their addresses come from their publishers and are not tested.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from aiscale.data.tokenizers import END_OF_TEXT, Tokenizer, learn
 HUB = {
     # Radius, artifact appendix A.3.4; 8 million documents, 38 GB of text
     "openwebtext": {"path": "Skylion007/openwebtext"},
-    # OLCF's download script: the Afrikaans part, deduplicated, which the hub has as parquet on a branch.
+    # OLCF's download script: the Afrikaans part, deduplicated; as parquet on a branch of the hub.
     "oscar": {
         "path": "oscar-corpus/oscar",
         "revision": "refs/convert/parquet",
         "data_dir": "unshuffled_deduplicated_af",
     },
-    # Turing report, section 7.1; this copy leaves out the parts that were withdrawn for their copyright.
+    # Turing report, section 7.1; without the parts that were withdrawn for their copyright.
     "pile": {"path": "monology/pile-uncopyrighted"},
 }
 LEARN_CHARS = 2**28  #: a bpe tokenizer is learnt from this many characters at the beginning
@@ -55,7 +55,8 @@ def prepare_corpus(
 ) -> Manifest:
     """Tokenize `sources`, a name of HUB or paths, into the folder `out`, for DataConfig.corpus.
 
-    tokenizer: byte, char, bpe, or the path of a tokenizer.json. field: the text's key in JSON or parquet records.
+    tokenizer: byte, char, bpe, or the path of a tokenizer.json. field: the text's key in JSON or
+    parquet records.
     left_out: a dict for the records without a readable text; without it the first is an error.
     Raises ConfigError with one line.
     """
@@ -70,8 +71,12 @@ def prepare_corpus(
         pieces = _beginning(pieces, LEARN_CHARS)
     new_tokenizer = learn(tokenizer, pieces, bpe_vocab_size=bpe_vocab_size)
     text = Text(name, source, lambda: _joined(documents(), new_tokenizer.separator))
-    with tqdm(desc=f"prepare {name}", unit="B", unit_scale=True, disable=not progress, file=sys.stderr) as bar:
-        return write_corpus(text, new_tokenizer, folder, report=lambda text_bytes: bar.update(text_bytes - bar.n))
+    with tqdm(
+        desc=f"prepare {name}", unit="B", unit_scale=True, disable=not progress, file=sys.stderr
+    ) as bar:
+        return write_corpus(
+            text, new_tokenizer, folder, report=lambda text_bytes: bar.update(text_bytes - bar.n)
+        )
 
 
 def _beginning(pieces: Iterator[str], n_chars: int) -> Iterator[str]:
@@ -119,22 +124,51 @@ def _open_sources(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
-    example = "example:\n  aiscale data prepare my_texts/ --out corpora/mine --tokenizer bpe --vocab-size 8192"
+    example = (
+        "example:\n"
+        "  aiscale data prepare my_texts/ --out corpora/mine --tokenizer bpe --vocab-size 8192"
+    )
     raw, about = argparse.RawDescriptionHelpFormatter, "tokenize text once, to be memory-mapped"
-    prepare = actions.add_parser("prepare", help=about, description=about, epilog=example, formatter_class=raw)
+    prepare = actions.add_parser(
+        "prepare", help=about, description=about, epilog=example, formatter_class=raw
+    )
     add = prepare.add_argument
-    sources = f"text, JSON-lines or parquet files, folders of them, one of {', '.join(DOWNLOADABLE)}, or science: "
-    add("source", nargs="+", help=f"{sources}the documentation of the scientific packages that are installed")
+    sources = (
+        f"text, JSON-lines or parquet files, folders of them, one of {', '.join(DOWNLOADABLE)}, "
+        "or science: the documentation of the scientific packages that are installed"
+    )
+    add("source", nargs="+", help=sources)
     add("--out", metavar="DIR", help="the folder for the tokens (default: corpora/NAME)")
-    add("--tokenizer", default="bpe", metavar="KIND", help="byte, char, bpe, or a tokenizer.json (default: bpe)")
+    add(
+        "--tokenizer",
+        default="bpe",
+        metavar="KIND",
+        help="byte, char, bpe, or a tokenizer.json (default: bpe)",
+    )
     size = "vocabulary of a bpe tokenizer (default: 50257 for openwebtext and oscar, else 8192)"
     add("--vocab-size", type=int, metavar="N", help=size)
-    add("--field", default="text", help="the key of the text in a JSON or parquet record (default: text)")
+    add(
+        "--field",
+        default="text",
+        help="the key of the text in a JSON or parquet record (default: text)",
+    )
     skip = "leave out and count records without a readable text (default: the first is an error)"
     add("--skip-bad-records", action="store_true", help=skip)
     add("--clean", action="store_true", help="filter the documents and drop near duplicates first")
-    add("--against", nargs="+", default=[], metavar="FILE", help="with --clean: drop what shares 13 words with them")
-    add("--processes", type=int, default=1, metavar="N", help="with --clean: filter with so many processes")
+    add(
+        "--against",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="with --clean: drop what shares 13 words with them",
+    )
+    add(
+        "--processes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="with --clean: filter with so many processes",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -158,7 +192,9 @@ def _prepare(args: argparse.Namespace, left_out: LeftOut | None) -> Path:
     if args.clean or args.source == ["science"]:
         folder = Path(args.out or f"corpora/{Path(args.source[0]).stem}")
         against = [text for file in args.against for text in texts_in(Path(file), left_out)]
-        report = clean_corpus(args.source, folder, against=against, processes=args.processes, **options)
+        report = clean_corpus(
+            args.source, folder, against=against, processes=args.processes, **options
+        )
         print(describe(report))
         return folder / "all"
     manifest = prepare_corpus(args.source, args.out, tokenizer=args.tokenizer, **options)

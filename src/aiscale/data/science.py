@@ -1,7 +1,7 @@
-"""Documents of science without a network: the documentation in installed scientific packages, by discipline.
+"""Documents of science without a network: documentation of installed packages, by discipline.
 
-A document is a docstring, or a text that a C function gets as its docstring. Nothing is imported: the files are read as
-text, about 40 MB of documentation in seconds.
+A document is a docstring, or a text that a C function gets as its docstring. Nothing is imported:
+the files are read as text, about 40 MB of documentation in seconds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def installed() -> list[str]:
 
 
 def package_documents(package: str) -> Iterator[dict[str, str]]:
-    """The docstrings of a package's modules, files in order of their names: id, domain, source, text."""
+    """The docstrings of a package's modules, in order of file names: id, domain, source, text."""
     root = _root(package)
     if root is None:
         raise ConfigError(f"package:{package} is not installed: install it, or name other packages")
@@ -48,11 +48,12 @@ def package_documents(package: str) -> Iterator[dict[str, str]]:
 
 def _root(package: str) -> Path | None:
     spec = importlib.util.find_spec(package)
-    return Path(list(spec.submodule_search_locations)[0]) if spec and spec.submodule_search_locations else None
+    folders = spec and spec.submodule_search_locations
+    return Path(list(folders)[0]) if folders else None
 
 
 def _docstrings(source: str) -> Iterator[tuple[int, str]]:
-    """(line, text) of the strings in triple quotes that begin a line or are an argument; others are templates."""
+    """(line, text) of triple-quoted strings that begin a line or are an argument: no templates."""
     for match in _QUOTED.finditer(source):
         before = source[source.rfind("\n", 0, match.start()) + 1 : match.start()].rstrip("rRuU ")
         if len(match[2]) >= DOCSTRING_CHARS and (not before.strip() or before[-1] in "(,"):

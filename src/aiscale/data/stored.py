@@ -1,9 +1,10 @@
 """A tokenized corpus on disk, memory-mapped, so that it may be larger than memory.
 
     write_corpus(text, tokenizer, folder)                # streams
-    tokens, manifest, tokenizer = read_corpus(folder)    # maps; reads nothing until a window is needed
+    tokens, manifest, tokenizer = read_corpus(folder)    # maps; reads when a window is needed
 
-A folder holds tokens.bin (uint16 or uint32, little-endian), tokenizer.json and, written last, manifest.json.
+A folder holds tokens.bin (uint16 or uint32, little-endian), tokenizer.json and, written last,
+manifest.json.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Text:
     """A text that can be read several times, piece by piece."""
 
     name: str  #: as the user gave it
-    identity: str  #: changes when the text may have changed: a hash of the text, or of file names, sizes and times
+    #: changes when the text may have changed: a hash of the text, or of file names, sizes and times
+    identity: str
     pieces: Callable[[], Iterator[str]]  #: a fresh pass over the text
 
 
@@ -56,21 +58,24 @@ def is_corpus(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (MANIFEST, TOKENS))
 
 
-def read_corpus(folder: Path, tokenizer: Tokenizer | None = None) -> tuple[np.memmap, Manifest, Tokenizer]:
-    """(tokens, manifest, tokenizer) of a folder; raises ConfigError if its tokenizer is not `tokenizer`."""
+def read_corpus(
+    folder: Path, tokenizer: Tokenizer | None = None
+) -> tuple[np.memmap, Manifest, Tokenizer]:
+    """(tokens, manifest, tokenizer) of a folder; raises ConfigError if `tokenizer` is another."""
     manifest, tokenizer = read_manifest(folder), tokenizer or read_tokenizer(folder)
     if manifest.tokenizer_sha256 != tokenizer.sha256:
         raise ConfigError(
-            f"{folder} has another vocabulary ({manifest.vocab_size} tokens, {manifest.tokenizer_sha256[:8]}) than the "
-            f"{tokenizer.kind} tokenizer in use ({tokenizer.vocab_size} tokens, {tokenizer.sha256[:8]}): "
+            f"{folder} has another vocabulary ({manifest.vocab_size} tokens, "
+            f"{manifest.tokenizer_sha256[:8]}) than the {tokenizer.kind} tokenizer in use "
+            f"({tokenizer.vocab_size} tokens, {tokenizer.sha256[:8]}): "
             "use the tokenizer it was made with, or prepare the corpus again"
         )
     file, width = folder / TOKENS, np.dtype(tokenizer.dtype).itemsize
     size = file.stat().st_size if file.is_file() else 0
     if size != width * manifest.tokens:
         raise ConfigError(
-            f"{file} is not whole: {manifest.tokens} tokens of {width} bytes, and it has {size} bytes: delete its "
-            "folder and prepare it again"
+            f"{file} is not whole: {manifest.tokens} tokens of {width} bytes, and it has {size} "
+            "bytes: delete its folder and prepare it again"
         )
     return np.memmap(file, dtype=f"<u{width}", mode="r"), manifest, tokenizer
 
@@ -78,10 +83,15 @@ def read_corpus(folder: Path, tokenizer: Tokenizer | None = None) -> tuple[np.me
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a finished folder."""
     if not (folder / MANIFEST).is_file():
-        raise ConfigError(f"{folder} is an unfinished corpus (no {MANIFEST}): run `aiscale data prepare` again")
+        raise ConfigError(
+            f"{folder} is an unfinished corpus (no {MANIFEST}): run `aiscale data prepare` again"
+        )
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     if manifest["version"] != VERSION:
-        raise ConfigError(f"{folder} is of another version than this aiscale's {VERSION}: delete and prepare it again")
+        raise ConfigError(
+            f"{folder} is of another version than this aiscale's {VERSION}: "
+            "delete and prepare it again"
+        )
     return Manifest(**manifest)
 
 
@@ -97,7 +107,7 @@ def write_corpus(
     *,
     report: Callable[[int], None] = lambda text_bytes: None,
 ) -> Manifest:
-    """Tokenize a text into `folder`, one block at a time; calls report(text bytes done) after each block."""
+    """Tokenize a text into `folder`, block by block; calls report(text bytes done) after each."""
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / TOKENIZER, tokenizer.to_json())
     digest, text_bytes, tokens = hashlib.sha256(), 0, 0
@@ -125,7 +135,7 @@ def write_corpus(
 
 @contextmanager
 def replacing(file: Path) -> Iterator[BinaryIO]:
-    """A stream to a temporary file beside `file`, which it replaces at the end, unless there is an error."""
+    """A stream to a file beside `file`, which it replaces at the end, unless there is an error."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
     try:
         with open(temporary, "wb") as stream:

@@ -1,14 +1,15 @@
 """Three tokenizers with one interface.
 
     tokenizer = learn("bpe", text.pieces(), bpe_vocab_size=1024)
-    ids = tokenizer.encode("some text")          # list[int]; encode_array gives a numpy array, fast for megabytes
+    ids = tokenizer.encode("some text")    # list[int]; encode_array: numpy's, fast for megabytes
 
     byte   256 tokens, the bytes of UTF-8; nothing to learn
     char   the characters of the corpus
-    bpe    pairs of bytes merged by frequency (Sennrich et al. 2016; byte-level as GPT-2's), by the library `tokenizers`
+    bpe    pairs of bytes merged by frequency (Sennrich et al. 2016; byte-level as GPT-2's), by the
+           library `tokenizers`
 
-decode(encode(text)) == text for all of them, so an unknown character is an error, not <unk>. Ids without a token and
-invalid UTF-8 are decoded as U+FFFD.
+decode(encode(text)) == text for all of them, so an unknown character is an error, not <unk>. Ids
+without a token and invalid UTF-8 are decoded as U+FFFD.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ import numpy as np
 from aiscale.config import ConfigError
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
-END_OF_TEXT = "<|endoftext|>"  #: GPT-2's document separator, a token of every bpe tokenizer learnt here
+#: GPT-2's document separator, a token of every bpe tokenizer learnt here
+END_OF_TEXT = "<|endoftext|>"
 
 
 class Tokenizer:
@@ -38,7 +40,7 @@ class Tokenizer:
         return self.encode_array(text).tolist()
 
     def encode_array(self, text: str) -> np.ndarray:
-        """The ids as uint16, or uint32 for a large vocabulary; raises ConfigError for text outside the vocabulary."""
+        """The ids as uint16 (large vocabularies: uint32); raises ConfigError for unknown text."""
         return self._encode(text).astype(self.dtype, copy=False)
 
     @property
@@ -56,7 +58,7 @@ class Tokenizer:
 
     @staticmethod
     def from_json(text: str) -> Tokenizer:
-        """The inverse of to_json; also reads a tokenizer.json of Hugging Face `tokenizers`, as kind bpe."""
+        """The inverse of to_json; also reads Hugging Face's tokenizer.json, as kind bpe."""
         try:
             state = json.loads(text)
             kind = state.pop("kind", "bpe" if "model" in state else None)
@@ -101,12 +103,14 @@ class CharTokenizer(Tokenizer):
             return np.fromiter(map(self._ids.__getitem__, text), dtype=np.int64)
         except KeyError as error:
             raise ConfigError(
-                f"char {error.args[0]!r} is not among the {self.vocab_size} that this tokenizer knows: change "
-                "the text, or use tokenizer byte or bpe, which encode every text"
+                f"char {error.args[0]!r} is not among the {self.vocab_size} that this tokenizer "
+                "knows: change the text, or use tokenizer byte or bpe, which encode every text"
             ) from None
 
     def decode(self, ids: Iterable[int]) -> str:
-        return "".join(self.characters[i] if i < self.vocab_size else UNKNOWN for i in map(int, ids))
+        return "".join(
+            self.characters[i] if i < self.vocab_size else UNKNOWN for i in map(int, ids)
+        )
 
 
 class BPETokenizer(Tokenizer):
@@ -131,7 +135,9 @@ class BPETokenizer(Tokenizer):
     def _encode(self, text: str) -> np.ndarray:
         pieces = list(regroup([text], self.PIECE_CHARS))
         encoded = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
-        return np.concatenate([np.array(e.ids, dtype=np.int64) for e in encoded]) if encoded else np.empty(0, np.int64)
+        if not encoded:
+            return np.empty(0, np.int64)
+        return np.concatenate([np.array(e.ids, dtype=np.int64) for e in encoded])
 
     def decode(self, ids: Iterable[int]) -> str:
         parts: list[str] = []
@@ -149,7 +155,7 @@ TOKENIZERS = {cls.kind: cls for cls in (ByteTokenizer, CharTokenizer, BPETokeniz
 
 
 def learn(kind: str, pieces: Iterable[str], *, bpe_vocab_size: int = 1024) -> Tokenizer:
-    """Learn a tokenizer of `kind` from the text; a bpe may have fewer tokens than bpe_vocab_size."""
+    """Learn a tokenizer of `kind` from text; a bpe may have fewer tokens than bpe_vocab_size."""
     if kind == "byte":
         return ByteTokenizer()
     if kind == "char":
@@ -162,7 +168,9 @@ def learn(kind: str, pieces: Iterable[str], *, bpe_vocab_size: int = 1024) -> To
     path = Path(kind)
     if path.is_file():
         return Tokenizer.from_json(path.read_text(encoding="utf-8"))
-    raise ConfigError(f"tokenizer is {kind!r}: it must be one of {', '.join(TOKENIZERS)}, or a tokenizer.json")
+    raise ConfigError(
+        f"tokenizer is {kind!r}: it must be one of {', '.join(TOKENIZERS)}, or a tokenizer.json"
+    )
 
 
 def _learn_bpe(pieces: Iterable[str], vocab_size: int) -> BPETokenizer:
@@ -170,7 +178,10 @@ def _learn_bpe(pieces: Iterable[str], vocab_size: int) -> BPETokenizer:
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
     if vocab_size < 257:
-        raise ConfigError(f"data.bpe_vocab_size is {vocab_size}: it must be at least 257, all bytes and {END_OF_TEXT}")
+        raise ConfigError(
+            f"data.bpe_vocab_size is {vocab_size}: "
+            f"it must be at least 257, all bytes and {END_OF_TEXT}"
+        )
     tokenizer = HuggingFaceTokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -185,8 +196,11 @@ def _learn_bpe(pieces: Iterable[str], vocab_size: int) -> BPETokenizer:
 
 
 def regroup(pieces: Iterable[str], size: int) -> Iterator[str]:
-    """The same text in blocks of about `size` characters, which end before the last white space that text follows: no
-    tokenizer here has a token across that position."""
+    """The same text in blocks of about `size` characters.
+
+    A block ends before the last white space that text follows: no tokenizer here has a token
+    across that position.
+    """
     buffer: list[str] = []
     length = 0
     for piece in pieces:

@@ -1,8 +1,8 @@
 """Connect the ranks of a job, count what they send, and end the job when one of them fails.
 
-world = connect()                     # under torchrun, srun, mpiexec, in a notebook's engine, or alone
+world = connect()           # under torchrun, srun, mpiexec, in a notebook's engine, or alone
 world.rank, world.size, world.device
-world.traffic.snapshot()              # bytes by collective since the start
+world.traffic.snapshot()    # bytes by collective since the start
 """
 
 from aiscale.distributed.connect import PeerError, World, connect

@@ -1,7 +1,7 @@
-"""`connect()` joins the ranks that were started together, on any device, or says in one line why it cannot.
+"""`connect()` joins ranks started together, on any device, or says in one line why it cannot.
 
 world = connect()
-result = world.together(make)         # or from_rank0(make): an error on one rank is raised on all of them
+result = world.together(make)    # or from_rank0(make): an error on one rank is raised on all
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class World:
     backend: str  #: gloo or nccl
     traffic: Traffic  #: bytes by collective
     link: Link = field(default_factory=Link)  #: to the other ranks; may be slowed
-    processes: list[tuple[str, int]] = field(default_factory=list)  #: (host, process id) of every rank
+    #: (host, process id) of every rank
+    processes: list[tuple[str, int]] = field(default_factory=list)
     store: dist.Store | None = field(default=None, repr=False)  #: the rendezvous store
 
     @property
@@ -54,9 +55,11 @@ class World:
         return self.rank == 0
 
     def mesh(self, **axes: int) -> DeviceMesh:
-        """Arrange the ranks on a grid, for example `world.mesh(dp=2, tp=2)`; the last axis varies fastest."""
+        """Arrange the ranks on a grid, as in `mesh(dp=2, tp=2)`; the last axis varies fastest."""
         with _greetings_aside():
-            return init_device_mesh(self.device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+            return init_device_mesh(
+                self.device.type, tuple(axes.values()), mesh_dim_names=tuple(axes)
+            )
 
     def control(self) -> AbstractContextManager[None]:
         """Traffic inside is bookkeeping and is not counted as training traffic."""
@@ -69,15 +72,18 @@ class World:
             dist.barrier(device_ids=devices)
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's `value`, in rank order, on every rank. It travels as JSON: tuples come back as lists, and
-        nothing that a stranger could send is run, as it is when torch unpickles objects."""
+        """Every rank's `value`, in rank order, on every rank.
+
+        It travels as JSON: tuples come back as lists, and nothing that a stranger could send is
+        run, as it is when torch unpickles objects.
+        """
         if self.size == 1:
             return [value]
         with self.control():
             return [json.loads(text) for text in _all_gather_text(json.dumps(value))]
 
     def together(self, make: Callable[[], Any]) -> Any:
-        """Run `make` on every rank; if it fails on some, raise PeerError on all, so that none waits for another."""
+        """Run `make` on every rank; where it fails on some, raise PeerError on all: none waits."""
         if self.size == 1:
             return make()
         result, failure = None, None
@@ -92,7 +98,8 @@ class World:
         if len(failed) == self.size:
             raise alike(failure)
         ranks = ", ".join(map(str, failed))
-        raise alike(PeerError(f"rank {ranks} of {self.size} failed alone: {failures[failed[0]]}")) from failure
+        alone = PeerError(f"rank {ranks} of {self.size} failed alone: {failures[failed[0]]}")
+        raise alike(alone) from failure
 
     def from_rank0(self, make: Callable[[], Any]) -> Any:
         """Run `make` on rank 0 and give its result, or its exception, to every rank."""
@@ -128,13 +135,19 @@ class World:
         host, deadline = socket.gethostname(), time.monotonic() + timeout_s
         here = [(rank, pid) for rank, (where, pid) in enumerate(self.processes) if where == host]
         # A dying process closes its connections a moment before it ends.
-        while not (ended := [rank for rank, pid in here if _has_ended(pid)]) and time.monotonic() < deadline:
+        while (
+            not (ended := [rank for rank, pid in here if _has_ended(pid)])
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.02)
         return ended
 
     def failed_alike(self, error: BaseException, timeout_s: float = 5.0) -> bool:
-        """Whether all ranks call this within `timeout_s`: then none has to be ended, and rank 0 may report for all. An
-        error marked by `alike` answers at once."""
+        """Whether all ranks call this within `timeout_s`.
+
+        Then none has to be ended, and rank 0 may report for all. An error marked by `alike` answers
+        at once.
+        """
         if self.size == 1 or getattr(error, "failed_alike", False):
             return True
         if lost_another_rank(error) or self.store is None:
@@ -147,45 +160,60 @@ class World:
                 failed = self.store.add("aiscale/failed", 0)
             return failed >= self.size
         except RuntimeError:
-            return True  # the store lives in rank 0, which leaves early only when it has seen that all failed
+            # the store lives in rank 0, which leaves early only when it has seen that all failed
+            return True
 
     def close(self) -> None:
         """Destroy the process group. A second call does nothing."""
         if dist.is_initialized():
             dist.destroy_process_group()
-            # gloo's threads release the last message's tensors a moment after reporting it. If Python ends in that
-            # moment while a DDP module still holds the group, it aborts ("terminate called ...").
+            # gloo's threads release the last message's tensors a moment after reporting it. If
+            # Python ends in that moment while a DDP module still holds the group, it aborts
+            # ("terminate called ...").
             time.sleep(0.2 if self.size > 1 else 0)
 
 
 def connect(device: str = "auto", timeout_s: float = 300.0, *, backend: str = "auto") -> World:
-    """Join the ranks that were started together with this one; without a launcher, return a world of one.
+    """Join the ranks that were started with this one; without a launcher, return a world of one.
 
-    `device` is auto (a GPU if there is one), cpu or cuda. `backend` is auto (NCCL between GPUs, else gloo) or gloo,
-    with which several ranks may share a GPU, slowly. A second call leaves the old world. Raises ConnectError.
+    `device` is auto (a GPU if there is one), cpu or cuda. `backend` is auto (NCCL between GPUs,
+    else gloo) or gloo, with which several ranks may share a GPU, slowly. A second call leaves the
+    old world. Raises ConnectError.
     """
     place = find_launch(os.environ)
     if dist.is_initialized():
         dist.destroy_process_group()
     here = pick_device(device, place, shared=backend == "gloo")
     nccl = here.type == "cuda" and backend != "gloo"
-    link = Link("between GPUs NCCL's links are real: do not slow them, or connect(backend='gloo')" if nccl else "")
+    refusal = "between GPUs NCCL's links are real: do not slow them, or connect(backend='gloo')"
+    link = Link(refusal if nccl else "")
     metered = wire.backend_for(traffic := Traffic(), link, nccl=nccl)
     if here.type == "cuda":
         torch.cuda.set_device(here)
     with _greetings_aside():
         store = _init_process_group(metered, place, timeout_s)
     backend = "nccl" if nccl else "gloo"
-    world = World(place.rank, place.size, place.local_rank, here, place.launcher, backend, traffic, link, store=store)
+    world = World(
+        place.rank,
+        place.size,
+        place.local_rank,
+        here,
+        place.launcher,
+        backend,
+        traffic,
+        link,
+        store=store,
+    )
     if place.launcher == "mpiexec" and place.size > 1:
-        end_job_on_uncaught_error()  # after torch, whose own hook delays what the earlier hook prints
+        # after torch, whose own hook delays what the earlier hook prints
+        end_job_on_uncaught_error()
     world.processes = world.gather((socket.gethostname(), os.getpid()))
     return world
 
 
 @contextmanager
 def _greetings_aside() -> Iterator[None]:
-    """Send what gloo up to torch 2.12 prints on standard output to standard error; C++ bypasses sys.stdout."""
+    """Send what gloo up to torch 2.12 prints on stdout to stderr; C++ bypasses sys.stdout."""
     sys.stdout.flush()
     out = os.dup(1)
     os.dup2(2, 1)
@@ -271,17 +299,20 @@ def pick_device(device: str, place: Launch, shared: bool = False) -> torch.devic
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise ConnectError("device is cuda, but torch sees no GPU here: take auto, or check the driver")
+        raise ConnectError(
+            "device is cuda, but torch sees no GPU here: take auto, or check the driver"
+        )
     count = torch.cuda.device_count()
     if shared or count >= place.local_size:
         return torch.device("cuda", place.local_rank % count)
-    # Under --gpus-per-task=1, or a wrapper that sets CUDA_VISIBLE_DEVICES, every rank sees only its own device.
+    # Under --gpus-per-task=1, or a wrapper that sets CUDA_VISIBLE_DEVICES, every rank sees its own
+    # device only.
     if count == 1 and (device == "cuda" or place.launcher == "srun"):
         return torch.device("cuda", 0)
     if device == "cuda":
         raise ConnectError(
-            f"{place.local_size} ranks on this node, but torch sees {count} GPUs: start {count} ranks a node, "
-            "or share them by backend='gloo', or take the CPU"
+            f"{place.local_size} ranks on this node, but torch sees {count} GPUs: start {count} "
+            "ranks a node, or share them by backend='gloo', or take the CPU"
         )
     return torch.device("cpu")
 
@@ -293,7 +324,8 @@ def _init_process_group(backend: str, place: Launch, timeout_s: float) -> dist.S
         rendezvous.choose_gloo_interface(rendezvous.LOOPBACK)
     else:
         where = rendezvous.meeting_point(place)
-        # DeepSpeed and others read these; AISCALE_LAUNCHER keeps the launcher's name for a second connect().
+        # DeepSpeed and others read these; AISCALE_LAUNCHER keeps the launcher's name for another
+        # connect().
         settings = {"RANK": place.rank, "WORLD_SIZE": place.size}
         settings |= {"LOCAL_RANK": place.local_rank, "LOCAL_WORLD_SIZE": place.local_size}
         if isinstance(where, Path):
@@ -303,12 +335,16 @@ def _init_process_group(backend: str, place: Launch, timeout_s: float) -> dist.S
             host, port = where
             address = f"{host}:{port}"
             settings |= {"MASTER_ADDR": host, "MASTER_PORT": port}
-        os.environ.update({key: str(value) for key, value in settings.items()}, AISCALE_LAUNCHER=place.launcher)
+        os.environ.update(
+            {key: str(value) for key, value in settings.items()}, AISCALE_LAUNCHER=place.launcher
+        )
         rendezvous.choose_gloo_interface(host)
     try:
         store = dist.HashStore() if alone else rendezvous.join_store(where, place, timeout_s)
         timeout = datetime.timedelta(seconds=timeout_s)
-        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout)
+        dist.init_process_group(
+            backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout
+        )
         return store
     except (RuntimeError, ValueError, OSError) as error:
         raise ConnectError(_explain(error, place, address, timeout_s)) from error
@@ -318,11 +354,18 @@ def _explain(error: Exception, place: Launch, address: str, timeout_s: float) ->
     text = " ".join(str(error).split())
     if "EADDRINUSE" in text or "address already in use" in text.lower():
         return f"{address} is already in use by another process: set MASTER_PORT to a free port"
-    if isinstance(error, dist.DistStoreError) or "timed out" in text.lower() or "timeout" in text.lower():
+    if (
+        isinstance(error, dist.DistStoreError)
+        or "timed out" in text.lower()
+        or "timeout" in text.lower()
+    ):
         return (
-            f"rank {place.rank} of {place.size} waited {timeout_s:.0f} s at {address} for the others: "
-            "check that every rank was started and can reach that address"
+            f"rank {place.rank} of {place.size} waited {timeout_s:.0f} s at {address} for the "
+            "others: check that every rank was started and can reach that address"
         )
     reason = text.partition("Exception raised from")[0].strip()[:300]  # without C++ frames
-    remedy = "check that rank 0 runs and that no other program listens there, or set another MASTER_PORT for all ranks"
-    return f"rank {place.rank} of {place.size} could not join at {address} ({reason}): {remedy}"
+    return (
+        f"rank {place.rank} of {place.size} could not join at {address} ({reason}): "
+        "check that rank 0 runs and that no other program listens there, "
+        "or set another MASTER_PORT for all ranks"
+    )

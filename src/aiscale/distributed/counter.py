@@ -1,8 +1,9 @@
-"""Counts what a rank has sent, by collective and process group, and records the latest collective it has begun.
+"""Counts what a rank has sent, by collective and group, and records the latest it has begun.
 
-    traffic.snapshot()             # {("all_reduce", 4): Count(calls=1, payload_bytes=...)} by group size
-    traffic.groups()               # {("all_reduce", Group("dp", (0, 2))): Count(...)} by group
-    traffic.progress.table()       # {"dp 0-6/2": [number, "all_reduce", 4096, seconds ago, step]}: latest by group
+    traffic.snapshot()          # by group size: {("all_reduce", 4): Count(calls=1, ...)}
+    traffic.groups()            # by group: {("all_reduce", Group("dp", (0, 2))): Count(...)}
+    traffic.progress.table()    # latest by group, with number, seconds ago and step:
+                                # {"dp 0-6/2": [7, "all_reduce", 4096, 0.1, 3]}
 
 `wire` records gloo's calls; for NCCL `pull` reads torch's flight recorder (`attach`). In these
 tables a message is a collective of its two ranks, sender and receiver ("3>5").
@@ -26,8 +27,9 @@ from typing import NamedTuple, TypeVar
 Key = TypeVar("Key")
 ANY_SOURCE = "*"
 
-#: part of the description that a library gives its groups -> our name; the first match wins. Megatron-Core writes
-#: capitals ("DATA_PARALLEL_GROUP_WITH_CP"), a device mesh calls the group of its axis dp "mesh_dp".
+#: part of the description that a library gives its groups -> our name; the first match wins.
+#: Megatron-Core writes capitals ("DATA_PARALLEL_GROUP_WITH_CP"), a device mesh calls the group of
+#: its axis dp "mesh_dp".
 _NAMES = (
     ("default_pg", "world"),
     ("OPTIMIZER_INSTANCE", "optimizer"),
@@ -53,9 +55,16 @@ class Group(NamedTuple):
 
     @property
     def label(self) -> str:
-        """A short form, the same on all its ranks; `members` parses it. ("dp", (0, 2, 4, 6)) -> "dp 0-6/2"."""
+        """A short form, the same on all its ranks: ("dp", (0, 2, 4, 6)) -> "dp 0-6/2".
+
+        `members` parses it.
+        """
         ranks, stride = self.ranks, self.ranks[1] - self.ranks[0] if len(self.ranks) > 1 else 1
-        if len(ranks) > 2 and stride > 0 and list(ranks) == list(range(ranks[0], ranks[-1] + 1, stride)):
+        if (
+            len(ranks) > 2
+            and stride > 0
+            and list(ranks) == list(range(ranks[0], ranks[-1] + 1, stride))
+        ):
             return f"{self.name} {ranks[0]}-{ranks[-1]}" + (f"/{stride}" if stride > 1 else "")
         return str(self)
 
@@ -116,7 +125,10 @@ class Progress:
         self._step, self.latest_s = step, time.monotonic()
 
     def begin(self, op: str, group: str, nbytes: int) -> None:
-        """Record that a collective begins. group: the same text on all its ranks, `Group.label` or `message`."""
+        """Record that a collective begins.
+
+        group: the same text on all its ranks, `Group.label` or `message`.
+        """
         now = time.monotonic()
         with self._lock:
             number = self._begun[group][0] if group in self._begun else 0
@@ -138,25 +150,35 @@ class Progress:
 class Traffic:
     """What this rank has communicated. Bookkeeping is counted separately."""
 
-    progress: Progress = field(default_factory=Progress, repr=False)  #: latest collective of each group
-    _counts: dict[tuple[str, Group], Count] = field(default_factory=lambda: defaultdict(Count), repr=False)
-    _control: dict[tuple[str, Group], Count] = field(default_factory=lambda: defaultdict(Count), repr=False)
+    #: latest collective of each group
+    progress: Progress = field(default_factory=Progress, repr=False)
+    _counts: dict[tuple[str, Group], Count] = field(
+        default_factory=lambda: defaultdict(Count), repr=False
+    )
+    _control: dict[tuple[str, Group], Count] = field(
+        default_factory=lambda: defaultdict(Count), repr=False
+    )
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     in_control: int = 0  #: how many control() blocks are open
-    _control_ns: list[tuple[int, int]] = field(default_factory=list, repr=False)  #: (start, end), for `pull`
+    #: (start, end), for `pull`
+    _control_ns: list[tuple[int, int]] = field(default_factory=list, repr=False)
     pull: Callable[[], None] | None = field(default=None, repr=False)  #: adds what the recorder has
 
     def add(self, op: str, group: Group, payload_bytes: int, time_ns: int | None = None) -> None:
         """Count one call, made now or at time_ns."""
         with self._lock:
-            control = self.in_control if time_ns is None else any(a <= time_ns <= b for a, b in self._control_ns)
+            control = (
+                self.in_control
+                if time_ns is None
+                else any(a <= time_ns <= b for a, b in self._control_ns)
+            )
             count = (self._control if control else self._counts)[op, group]
             count.calls += 1
             count.payload_bytes += payload_bytes
 
     @contextmanager
     def control(self) -> Iterator[None]:
-        """Count what is sent inside as bookkeeping (loss averages, stop flags, saving), not as training traffic."""
+        """Count what is sent inside (loss averages, stop flags, saving) as bookkeeping."""
         self.in_control += 1
         start_ns = time.time_ns()
         try:
@@ -181,7 +203,9 @@ class Traffic:
         """The training traffic so far, by (collective, group)."""
         return self._by(self._counts, lambda *cell: cell)
 
-    def groups_since(self, earlier: dict[tuple[str, Group], Count]) -> dict[tuple[str, Group], Count]:
+    def groups_since(
+        self, earlier: dict[tuple[str, Group], Count]
+    ) -> dict[tuple[str, Group], Count]:
         return _difference(self.groups(), earlier)
 
     def _by(self, counts: dict, key: Callable[[str, Group], Key]) -> dict[Key, Count]:
@@ -202,14 +226,16 @@ def _difference(later: dict[Key, Count], earlier: dict[Key, Count]) -> dict[Key,
     return {key: count for key, count in diff.items() if count.calls}
 
 
-# NCCL, from torch's flight recorder: a ring of every collective as it is enqueued -------------------------------------
+# NCCL, from torch's flight recorder: a ring of every collective as it is enqueued ----------------
 
 
 ENTRIES = 20_000
 
-_BYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2}  # of c10::ScalarType
-#: part of the recorder's name for a call -> (collective, which side holds the whole buffer); the first match wins.
-#: A coalesced batch of messages is recorded once as a whole, without sizes, and once per message.
+# of c10::ScalarType
+_BYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2}
+#: part of the recorder's name for a call -> (collective, which side holds the whole buffer); the
+#: first match wins. A coalesced batch of messages is recorded once as a whole, without sizes, and
+#: once per message.
 _OPS = (
     ("barrier", None),
     ("coalesced", None),
@@ -239,7 +265,8 @@ class Entry:
 def attach(traffic: Traffic) -> None:
     """Let `traffic` count what NCCL does. Call it before the first process group is made."""
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(ENTRIES))
-    following = {"record": 0, "start_ns": time.time_ns()}  # an earlier world of this process may have filled the ring
+    # an earlier world of this process may have filled the ring
+    following = {"record": 0, "start_ns": time.time_ns()}
 
     def recorded() -> dict:
         from torch._C import _distributed_c10d as c10d  # with NCCL only
@@ -257,11 +284,17 @@ def attach(traffic: Traffic) -> None:
 
 
 def latest(dump: dict, start_ns: int = 0) -> dict[str, tuple[int, str, int, float]]:
-    """{label of a group: (number, op, bytes, seconds ago)} of its latest collective, for `progress`. Messages are left
-    out: the recorder numbers them by group, not by sender and receiver."""
+    """{group's label: (number, op, bytes, seconds ago)} of its latest collective, for `progress`.
+
+    Messages are left out: the recorder numbers them by group, not by sender and receiver.
+    """
     records: dict[tuple, dict] = {}
     for record in dump.get("entries", []):
-        if record.get("collective_seq_id") and not record.get("is_p2p") and record["time_created_ns"] >= start_ns:
+        if (
+            record.get("collective_seq_id")
+            and not record.get("is_p2p")
+            and record["time_created_ns"] >= start_ns
+        ):
             records[tuple(record["process_group"])] = record
     groups, newest = dump.get("pg_config", {}), {}
     for record in sorted(records.values(), key=lambda record: record["time_created_ns"]):
@@ -269,8 +302,12 @@ def latest(dump: dict, start_ns: int = 0) -> dict[str, tuple[int, str, int, floa
         if len(group.ranks) < 2:
             continue
         entry, name = _entry(record, groups), group.label
-        op, nbytes = (entry.op, entry.payload_bytes) if entry else (record["profiling_name"].partition(":")[2], 0)
-        before = newest[name][0] if name in newest else 0  # libraries make several groups of the same ranks
+        if entry:
+            op, nbytes = entry.op, entry.payload_bytes
+        else:
+            op, nbytes = record["profiling_name"].partition(":")[2], 0
+        # libraries make several groups of the same ranks
+        before = newest[name][0] if name in newest else 0
         age_s = max(0.0, (time.time_ns() - record["time_created_ns"]) / 1e9)
         newest[name] = (before + record["collective_seq_id"], op, nbytes, age_s)
     return newest
@@ -285,7 +322,11 @@ def read(dump: dict, first: int = 0) -> tuple[list[Entry], int]:
             f"set TORCH_FR_BUFFER_SIZE above {ENTRIES}, or count more often",
             stacklevel=2,
         )
-    entries = [entry for record in records if (entry := _entry(record, dump.get("pg_config", {}))) is not None]
+    entries = [
+        entry
+        for record in records
+        if (entry := _entry(record, dump.get("pg_config", {}))) is not None
+    ]
     return entries, records[-1]["record_id"] + 1 if records else first
 
 
@@ -296,14 +337,20 @@ def _entry(record: dict, groups: dict) -> Entry | None:
         return None
     op, side = what
     sizes, dtypes = record[f"{side}_sizes"], record[f"{side}_dtypes"]
-    payload = sum(prod(size) * _BYTES.get(dtype, 1) for size, dtype in zip(sizes, dtypes, strict=False))
+    payload = sum(
+        prod(size) * _BYTES.get(dtype, 1) for size, dtype in zip(sizes, dtypes, strict=False)
+    )
     group = _group(record["process_group"], groups)
-    payload *= len(group.ranks) if op in ("gather", "scatter") else 1  # the recorder has one rank's share
+    # the recorder has one rank's share
+    payload *= len(group.ranks) if op in ("gather", "scatter") else 1
     return Entry(op, group, payload, record["time_created_ns"])
 
 
 def _group(process_group: tuple[str, str], groups: dict) -> Group:
     number, description = process_group
     ranks = tuple(ast.literal_eval(str(groups.get(number, {}).get("ranks") or "[]")))
-    world_size = max((len(ast.literal_eval(str(g.get("ranks") or "[]"))) for g in groups.values()), default=len(ranks))
+    world_size = max(
+        (len(ast.literal_eval(str(g.get("ranks") or "[]"))) for g in groups.values()),
+        default=len(ranks),
+    )
     return Group(group_name(description, ranks, world_size), ranks)

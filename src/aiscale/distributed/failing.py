@@ -10,22 +10,33 @@ import sys
 import time
 from typing import NoReturn
 
-_LOST = "closed by peer|reset by peer|Broken pipe|Socket closed|Timed out waiting|remote process exited".split("|")
+_LOST = (
+    "closed by peer",
+    "reset by peer",
+    "Broken pipe",
+    "Socket closed",
+    "Timed out waiting",
+    "remote process exited",
+)
 
 
 def lost_another_rank(error: BaseException) -> bool:
     """Whether `error` is what gloo or NCCL says when another rank has died or does not answer."""
     text = str(error)
-    return isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text) and tells_of_another_rank(text)
+    return (
+        isinstance(error, RuntimeError)
+        and ("gloo" in text or "NCCL" in text)
+        and tells_of_another_rank(text)
+    )
 
 
 def tells_of_another_rank(message: str) -> bool:
-    """Whether a rank's message is only that another one did not come, or has gone: it is not the cause."""
+    """Whether a rank says only that another did not come, or has gone: that is not the cause."""
     return any(words in message for words in _LOST)
 
 
 def alike(error: Exception) -> Exception:
-    """Mark `error` as raised on all ranks, so that `World.failed_alike` need not wait for the others."""
+    """Mark `error` as raised on all ranks: then `World.failed_alike` need not wait for others."""
     error.failed_alike = True
     return error
 
@@ -42,7 +53,7 @@ def end_now(status: int) -> NoReturn:
 
 
 def end_job_on_uncaught_error() -> None:
-    """From now on an uncaught exception ends the MPI job instead of leaving the other ranks hanging."""
+    """From now on an uncaught exception ends the MPI job, so that no other rank hangs."""
     show = sys.excepthook
 
     def show_and_end(kind, error, trace) -> None:

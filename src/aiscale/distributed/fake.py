@@ -1,9 +1,10 @@
-"""One rank of a large world in this process, beside ranks that do not exist: a thousand ranks on a laptop.
+"""One rank of a large world, beside others that do not exist: a thousand ranks on a laptop.
 
-torch's fake process group ends every collective at once with made-up data; `wire` counts it as between real ranks.
-Tensors have shapes but no memory (torch's FakeTensorMode), and every number read from one of them is 1. DDP and
-Megatron-Core look into their tensors: with memory=True they are real ones, with values that mean nothing. Import a
-strategy's library before (`parallel.preload`): it may make tensors of its own that must be real.
+torch's fake process group ends every collective at once with made-up data; `wire` counts it as
+between real ranks. Tensors have shapes but no memory (torch's FakeTensorMode), and every number
+read from one of them is 1. DDP and Megatron-Core look into their tensors: with memory=True they are
+real ones, with values that mean nothing. Import a strategy's library before (`parallel.preload`):
+it may make tensors of its own that must be real.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class _ReadsOnes(TorchDispatchMode):
 
 
 class _Done(dist._Work):
-    """A collective that has ended; the fake group's own has no result, for which DDP's hooks wait."""
+    """A collective that has ended; the fake group's has no result, for which DDP's hooks wait."""
 
     def __init__(self, result) -> None:
         super().__init__()
@@ -72,7 +73,7 @@ class _FakeWorld(World):
 
 
 def _forgetting(mode: FakeTensorMode) -> Callable:
-    """torch's swap_tensors, by which `module.to` replaces a parameter; it refuses one that the mode's memo knows."""
+    """torch's swap_tensors, for `module.to`: it refuses a parameter that the mode's memo knows."""
     swap, memo = torch.utils.swap_tensors, mode.fake_tensor_converter.meta_converter.tensor_memo
     return lambda one, other: (memo.clear(), swap(one, other))
 
@@ -85,7 +86,7 @@ def _zeros(self: wire.Wire, tensors: list[torch.Tensor], *args) -> dist.Work:
 
 @contextmanager
 def fake_world(size: int, rank: int = 0, *, memory: bool = False) -> Iterator[World]:
-    """The world of `rank` among `size` ranks; like `connect`, it leaves the world in which this process was."""
+    """The world of `rank` among `size` ranks; like `connect`, it leaves the earlier world."""
     if dist.is_initialized():
         dist.destroy_process_group()
     cpu, traffic = torch.device("cpu"), Traffic()

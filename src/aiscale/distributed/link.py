@@ -1,11 +1,12 @@
-"""Emulates a slow link between ranks on one machine: every rank gets a network card with a given rate.
+"""Emulates a slow link between ranks on one machine: every rank has a card with a given rate.
 
     world.link.rate_mbit_s = 100          # on every rank, between two steps; 0: not slowed
 
-A card is a queue of bytes. It has sent a collective when it has sent the earlier ones and then its own bytes at the
-rate, plus `latency_s` per message. gloo gets the collective just before that, by the shortest time that gloo itself
-took for such a one so far. The rank computes meanwhile. Limits: a dead rank is noticed only when the bytes have been
-sent, and messages from two ranks to a third arrive as fast as from one. Bookkeeping and barriers take no time.
+A card is a queue of bytes. It has sent a collective when it has sent the earlier ones and then its
+own bytes at the rate, plus `latency_s` per message. gloo gets the collective just before that, by
+the shortest time that gloo itself took for such a one so far. The rank computes meanwhile. Limits:
+a dead rank is noticed only when the bytes have been sent, and messages from two ranks to a third
+arrive as fast as from one. Bookkeeping and barriers take no time.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from aiscale.cost import collective_terms
 
 #: A shaped interface counts whole frames: of 1514 bytes, 14 are Ethernet's, 20 IP's and 32 TCP's.
 FRAMING = 1514 / 1448
-#: Latency per message, measured as 0.65 to 1.1 ms on cards that the kernel slowed to 118 to 255 Mbit/s, where frames
-#: are passed on in pieces of 0.4 ms.
+#: Latency per message, measured as 0.65 to 1.1 ms on cards that the kernel slowed to 118 to 255
+#: Mbit/s, where frames are passed on in pieces of 0.4 ms.
 LATENCY_S = 0.8e-3
 
 
@@ -38,9 +39,11 @@ class Link:
         self.latency_s = LATENCY_S  #: of one message, on a slowed link
         self._refusal = refusal  #: why it cannot be slowed
         self._rate_mbit_s = 0.0
-        self._free_s = 0.0  #: when the card will have sent everything so far, on the monotonic clock
+        #: when the card will have sent everything so far, on the monotonic clock
+        self._free_s = 0.0
         self._start_s = 0.0  #: when gloo gets the latest call
-        self._own_s: dict[Hashable, float] = {}  #: kind of call -> the shortest time that gloo itself took
+        #: kind of call -> the shortest time that gloo itself took
+        self._own_s: dict[Hashable, float] = {}
         self._queue: queue.SimpleQueue[tuple[float, Delayed, Hashable]] = queue.SimpleQueue()
         self._queued = 0
         self._lock = threading.Lock()
@@ -54,9 +57,13 @@ class Link:
     @rate_mbit_s.setter
     def rate_mbit_s(self, rate_mbit_s: float) -> None:
         if not (math.isfinite(rate_mbit_s) and rate_mbit_s >= 0):
-            raise ConfigError(f"the link's rate is {rate_mbit_s} Mbit/s: it must be at least 0 (0: not slowed)")
+            raise ConfigError(
+                f"the link's rate is {rate_mbit_s} Mbit/s: it must be at least 0 (0: not slowed)"
+            )
         if rate_mbit_s and self._refusal:
-            raise ConfigError(f"a link of {rate_mbit_s:g} Mbit/s was requested, but {self._refusal}")
+            raise ConfigError(
+                f"a link of {rate_mbit_s:g} Mbit/s was requested, but {self._refusal}"
+            )
         self._rate_mbit_s = float(rate_mbit_s)
 
     @contextmanager
@@ -76,10 +83,17 @@ class Link:
         return messages * self.latency_s + 8e-6 * FRAMING * busiest_bytes / self.rate_mbit_s
 
     def carry(
-        self, seconds: float, start: Callable[..., dist.Work], *args, kind: Hashable = None, **kwargs
+        self,
+        seconds: float,
+        start: Callable[..., dist.Work],
+        *args,
+        kind: Hashable = None,
+        **kwargs,
     ) -> dist.Work:
-        """Call `start(*args, **kwargs)` so that it ends when the card has been busy with it for `seconds`. Calls of one
-        `kind` take gloo equally long."""
+        """Call `start(*args, **kwargs)`, to end when the card has been busy with it for `seconds`.
+
+        Calls of one `kind` take gloo equally long.
+        """
         if not seconds and not self._queued:
             return start(*args, **kwargs)
         # Keep everything in order: a group's ranks match their calls by order.
@@ -132,7 +146,9 @@ class Delayed(dist._Work):
             self._error = error
         if self._work is not None:
             with suppress(RuntimeError):  # messages have no future
-                self._work.get_future().add_done_callback(lambda _: tell(time.monotonic() - begun_s))
+                self._work.get_future().add_done_callback(
+                    lambda _: tell(time.monotonic() - begun_s)
+                )
         self._start = None  # frees the tensors that it would send
         self._begun.set()
 
@@ -158,9 +174,11 @@ class Delayed(dist._Work):
                 ended = Future()
                 # Through `then`, because an error must reach C++ callers such as DDP as an error.
                 self._future = ended.then(lambda _: self._gloos().get_future().value())
-                # In a separate thread: the future's callbacks run there, and may wait for a later collective (torch's
-                # PowerSGD hook does).
-                threading.Thread(target=self._end, args=(ended,), name="aiscale link", daemon=True).start()
+                # In a separate thread: the future's callbacks run there, and may wait for a later
+                # collective (torch's PowerSGD hook does).
+                threading.Thread(
+                    target=self._end, args=(ended,), name="aiscale link", daemon=True
+                ).start()
         return self._future
 
     def _end(self, ended: Future) -> None:

@@ -1,12 +1,13 @@
 """Ranks find each other at a rendezvous store.
 
-On one machine the store is a file in a folder of mode 0700, and gloo listens on the loopback: no other user can read or
-write the store, and no other machine can connect. What remains open to other users of the machine are gloo's own
-connections, which have no password.
+On one machine the store is a file in a folder of mode 0700, and gloo listens on the loopback: no
+other user can read or write the store, and no other machine can connect. What remains open to other
+users of the machine are gloo's own connections, which have no password.
 
-On several nodes the store is torch's TCPStore, which anybody on that network can read and write, and gloo and NCCL
-listen there, too. Nothing but the centre's network protects them: a stranger there can stop a job or change what it
-computes. So the kit unpickles nothing that comes from other ranks (`World.gather`), but torch's own checkpoints do.
+On several nodes the store is torch's TCPStore, which anybody on that network can read and write,
+and gloo and NCCL listen there, too. Nothing but the centre's network protects them: a stranger
+there can stop a job or change what it computes. So the kit unpickles nothing that comes from other
+ranks (`World.gather`), but torch's own checkpoints do.
 """
 
 from __future__ import annotations
@@ -35,15 +36,21 @@ _RENDEZVOUS = "AISCALE_RENDEZVOUS"  #: a unique name: an earlier job may have us
 _CARD = "GLOO_SOCKET_IFNAME"
 _OUR_CARD = "AISCALE_GLOO_INSIDE"  #: the card that we chose, for child processes
 
-_stores: dict[tuple[str, int], dist.Store] = {}  #: by address; a second world of this process uses the same one
-_worlds = defaultdict(itertools.count)  #: worlds joined by this process, by rendezvous; the same on all its ranks
+#: by address; a second world of this process uses the same one
+_stores: dict[tuple[str, int], dist.Store] = {}
+#: worlds joined by this process, by rendezvous; the same on all its ranks
+_worlds = defaultdict(itertools.count)
 
 
 def host_store(address: str, timeout_s: float = 300.0) -> tuple[dist.TCPStore, dict[str, str]]:
-    """A rendezvous store in this process, to be kept alive, and the environment variables by which ranks on other
-    machines find it at `address`."""
+    """A rendezvous store in this process, to be kept alive, and the environment variables by which
+    ranks on other machines find it at `address`."""
     store = _serve(address, 0, timeout_s)
-    there = {"MASTER_ADDR": address, "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    there = {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
     return store, {**there, _RENDEZVOUS: uuid.uuid4().hex}
 
 
@@ -81,7 +88,10 @@ def join_store(where: Path | tuple[str, int], place: Launch, timeout_s: float) -
 
 
 def meeting_point(place: Launch) -> Path | tuple[str, int]:
-    """Where the ranks meet: a file, if all are on this machine and their launcher says so, else a host and a port."""
+    """Where the ranks meet: a file, or a host and a port.
+
+    A file if all are on this machine and their launcher says so.
+    """
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     one_node = place.launcher == "srun" and os.environ.get("SLURM_STEP_NUM_NODES", "1") == "1"
     if host and port:
@@ -95,8 +105,9 @@ def meeting_point(place: Launch) -> Path | tuple[str, int]:
     if place.launcher == "mpiexec":
         return _ask_mpi(place)
     raise ConnectError(
-        f"{place.launcher} gave RANK {place.rank} of WORLD_SIZE {place.size} but no MASTER_ADDR and MASTER_PORT: "
-        "set both, or start the job with torchrun, srun, mpiexec or aiscale train --nproc"
+        f"{place.launcher} gave RANK {place.rank} of WORLD_SIZE {place.size} but no MASTER_ADDR "
+        "and MASTER_PORT: set both, or start the job with torchrun, srun, mpiexec or "
+        "aiscale train --nproc"
     )
 
 
@@ -139,12 +150,13 @@ def _slurm_file() -> Path:
 
 def _slurm_first_host() -> str:
     """The node of this step's rank 0."""
-    first = re.match(r"([^\[,]+)(?:\[(\w+))?", os.environ["SLURM_STEP_NODELIST"])  # node[001-004,7],other -> node001
+    # node[001-004,7],other -> node001
+    first = re.match(r"([^\[,]+)(?:\[(\w+))?", os.environ["SLURM_STEP_NODELIST"])
     return first.group(1) + (first.group(2) or "")
 
 
 def _slurm_port() -> int:
-    """A port that all ranks of a step compute alike, below those that Linux gives to connections."""
+    """A port that all ranks of a step compute alike, below those that Linux gives connections."""
     job, step = int(os.environ.get("SLURM_JOB_ID", 0)), os.environ.get("SLURM_STEP_ID", "0")
     return 20_000 + (job * 31 + int(step if step.isdigit() else 0)) % 10_000
 
@@ -155,8 +167,9 @@ def is_loopback(host: str) -> bool:
 
 
 def choose_gloo_interface(meeting_point: str) -> None:
-    """Make gloo listen on the network card that leads to the meeting point, unless the user has chosen one."""
-    ours = os.environ.pop(_OUR_CARD, None)  # from an earlier world, or from the process that started the job
+    """Make gloo listen on the card that leads to the meeting point, unless the user chose one."""
+    # from an earlier world, or from the process that started the job
+    ours = os.environ.pop(_OUR_CARD, None)
     if ours and os.environ.get(_CARD) == ours:
         del os.environ[_CARD]
     if _CARD not in os.environ:
@@ -166,7 +179,8 @@ def choose_gloo_interface(meeting_point: str) -> None:
 def _card_towards(host: str) -> str:
     import psutil  # not needed to count traffic, which works with torch alone
 
-    address, cards = LOOPBACK, {each.address: name for name, own in psutil.net_if_addrs().items() for each in own}
+    address = LOOPBACK
+    cards = {each.address: name for name, own in psutil.net_if_addrs().items() for each in own}
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))  # sends nothing: the system only picks the source address
         address = probe.getsockname()[0]
@@ -175,7 +189,12 @@ def _card_towards(host: str) -> str:
 
 #: (rank, size, local rank, local size) as each MPI's process manager spells them.
 _MPI_DIALECTS = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ("PALS_RANKID", "PALS_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
 )
@@ -197,27 +216,39 @@ class Launch:
 
 
 def find_launch(env: Mapping[str, str]) -> Launch:
-    """This process's rank, from its environment. The innermost launcher wins, which wrote RANK and WORLD_SIZE: torchrun
-    may run below srun, and a notebook's engines inside a Slurm job."""
+    """This process's rank, from its environment; the innermost launcher wins.
+
+    That one wrote RANK and WORLD_SIZE: torchrun may run below srun, and a notebook's engines inside
+    a Slurm job.
+    """
     if "RANK" in env and "WORLD_SIZE" in env:
-        name = "torchrun" if "TORCHELASTIC_RUN_ID" in env else env.get("AISCALE_LAUNCHER", "environment")
+        name = (
+            "torchrun"
+            if "TORCHELASTIC_RUN_ID" in env
+            else env.get("AISCALE_LAUNCHER", "environment")
+        )
         return _read(name, env, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    # SLURM_PROCID alone proves nothing: a batch script has it too (0), with SLURM_NTASKS, the number of tasks that
-    # srun *would* start. Only a step has SLURM_STEP_NUM_TASKS.
+    # SLURM_PROCID alone proves nothing: a batch script has it too (0), with SLURM_NTASKS, the
+    # number of tasks that srun *would* start. Only a step has SLURM_STEP_NUM_TASKS.
     slurm = (env.get("SLURM_PROCID"), env.get("SLURM_STEP_NUM_TASKS"))
-    mpi = next((dialect for dialect in _MPI_DIALECTS if dialect[0] in env and dialect[1] in env), None)
-    # mpiexec inside a Slurm job starts its helpers with srun, or runs in the step of an interactive shell: every rank
-    # inherits that step's numbers. srun --mpi=pmi2 itself sets both to the same values.
+    mpi = next(
+        (dialect for dialect in _MPI_DIALECTS if dialect[0] in env and dialect[1] in env), None
+    )
+    # mpiexec inside a Slurm job starts its helpers with srun, or runs in the step of an interactive
+    # shell: every rank inherits that step's numbers. srun --mpi=pmi2 itself sets both alike.
     if mpi and slurm != (env[mpi[0]], env[mpi[1]]):
         return _read("mpiexec", env, *mpi)
     if all(slurm):
         launch = _read("srun", env, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "")
-        tasks = re.match(r"\d*", env.get("SLURM_STEP_TASKS_PER_NODE", ""))[0]  # 8(x2): the same on all nodes
+        # 8(x2): the same on all nodes
+        tasks = re.match(r"\d*", env.get("SLURM_STEP_TASKS_PER_NODE", ""))[0]
         return replace(launch, local_size=int(tasks or launch.size))
     return Launch(launcher="none")
 
 
-def _read(name: str, env: Mapping[str, str], rank: str, size: str, local_rank: str, local_size: str) -> Launch:
+def _read(
+    name: str, env: Mapping[str, str], rank: str, size: str, local_rank: str, local_size: str
+) -> Launch:
     there = {"rank": env[rank], "size": env[size]}
     there |= {"local_rank": env.get(local_rank, 0), "local_size": env.get(local_size, env[size])}
     return Launch(launcher=name, **{key: int(value) for key, value in there.items()})

@@ -1,11 +1,13 @@
 """Counts every byte that ranks send over gloo: `Wire` is a process group that wraps gloo's.
 
-DDP sends from C++ threads, FSDP from autograd hooks, DeepSpeed from its own engine: all of them call the methods of
-a `torch.distributed.ProcessGroup`. Groups made later (new_group, a device mesh, Megatron-Core's) use the same backend.
-A payload is the whole buffer (the output of an all-gather, the input of a reduce-scatter), whatever the algorithm.
+DDP sends from C++ threads, FSDP from autograd hooks, DeepSpeed from its own engine: all of them
+call the methods of a `torch.distributed.ProcessGroup`. Groups made later (new_group, a device mesh,
+Megatron-Core's) use the same backend. A payload is the whole buffer (the output of an all-gather,
+the input of a reduce-scatter), whatever the algorithm.
 
-gloo reads host memory. If ranks hold their tensors on a GPU (connect(backend='gloo')), `Staged` sends copies. A `link`
-slows gloo to the rate of a network card. NCCL is not wrapped; `counter` reads torch's flight recorder.
+gloo reads host memory. If ranks hold their tensors on a GPU (connect(backend='gloo')), `Staged`
+sends copies. A `link` slows gloo to the rate of a network card. NCCL is not wrapped; `counter`
+reads torch's flight recorder.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ _BACKEND = "metered_gloo"
 #: the worlds of this process, latest last, and what makes their groups' backends
 _joined: list[tuple[Traffic, Link, Callable]] = []
 
-#: method of ProcessGroup -> (collective, index of the argument that holds the payload). torch up to 2.12 uses other
-#: names than the `*_single` ones of 2.13; a caller may use either.
+#: method of ProcessGroup -> (collective, index of the argument that holds the payload). torch up to
+#: 2.12 uses other names than the `*_single` ones of 2.13; a caller may use either.
 _METHODS = {
     "allreduce": ("all_reduce", 0),
     "allreduce_coalesced": ("all_reduce", 0),
@@ -58,7 +60,9 @@ _UNCOUNTED = ("barrier", "monitored_barrier", "_start_coalescing", "_end_coalesc
 class Wire(dist.ProcessGroup):
     """A process group that counts each call and passes it to the inner group."""
 
-    def __init__(self, inner: dist.ProcessGroup, traffic: Traffic, ranks: tuple[int, ...], link: Link) -> None:
+    def __init__(
+        self, inner: dist.ProcessGroup, traffic: Traffic, ranks: tuple[int, ...], link: Link
+    ) -> None:
         super().__init__(inner.rank(), inner.size())
         self.inner, self.traffic, self.ranks, self.link = inner, traffic, ranks, link
         self._label = ""
@@ -72,10 +76,16 @@ class Wire(dist.ProcessGroup):
         return self.inner.name()
 
     def count(self, op: str, args: tuple, payload_index: int) -> int:
-        # The argument of scatter and gather is one rank's share; the payload is the root's whole buffer.
+        # scatter and gather get one rank's share; the payload is the root's whole buffer.
         shares = self.size() if op in ("scatter", "gather") else 1
-        peer = self.ranks[args[1]] if op in ("send", "recv") and args[1:2] and 0 <= args[1] < self.size() else None
-        payload_bytes = shares * sum(tensor.numel() * tensor.element_size() for tensor in _tensors(args[payload_index]))
+        peer = (
+            self.ranks[args[1]]
+            if op in ("send", "recv") and args[1:2] and 0 <= args[1] < self.size()
+            else None
+        )
+        payload_bytes = shares * sum(
+            tensor.numel() * tensor.element_size() for tensor in _tensors(args[payload_index])
+        )
         self.traffic.add(op, self.group, payload_bytes)
         self.note_progress(op, payload_bytes, peer)
         return payload_bytes
@@ -97,15 +107,21 @@ def on_gpu(tensor: torch.Tensor) -> bool:
 
 
 class Staged(dist._Work):
-    """A gloo collective over host copies of GPU tensors: `wait` copies the results back to the GPU. torch's own gloo
-    supports GPUs in some collectives only (not in send and receive). Every message passes through the host twice, so
-    use this to see that a strategy works on a GPU, not for speed."""
+    """A gloo collective over host copies of GPU tensors: `wait` copies the results back to the GPU.
 
-    def __init__(self, collective: Callable[..., dist.Work], op: str, args: tuple, kwargs: dict) -> None:
+    torch's own gloo supports GPUs in some collectives only (not in send and receive). Every message
+    passes through the host twice: use it to see that a strategy works on a GPU, not for speed.
+    """
+
+    def __init__(
+        self, collective: Callable[..., dist.Work], op: str, args: tuple, kwargs: dict
+    ) -> None:
         super().__init__()
         self.copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         host = [self._copied(argument) for argument in args]
-        self.copies = {} if op == "send" else {key: self.copies[key] for key in map(id, _tensors(args[0]))}
+        self.copies = (
+            {} if op == "send" else {key: self.copies[key] for key in map(id, _tensors(args[0]))}
+        )
         self.results = args[0]
         self.work = collective(*host, **kwargs)
 
@@ -150,7 +166,11 @@ def _counting(method: str, op: str, which: int):
         payload_bytes = self.count(op, args, which)
         collective = getattr(self.inner, method)
         if op != "recv":  # the sender was slowed already
-            seconds = 0.0 if self.traffic.in_control else self.link.seconds(op, payload_bytes, self.size())
+            seconds = (
+                0.0
+                if self.traffic.in_control
+                else self.link.seconds(op, payload_bytes, self.size())
+            )
             kind = (op, payload_bytes, self.size())
             collective = functools.partial(self.link.carry, seconds, collective, kind=kind)
         if any(map(on_gpu, _tensors(args))):
@@ -172,22 +192,26 @@ def _handing_on(method: str):
 
 
 for _method, (_op, _which) in _METHODS.items():
-    # torch before 2.13 has no *_single methods; defining them there would make torch's C++ side call them.
+    # torch before 2.13 has no *_single methods; its C++ side would call them if they were there.
     if hasattr(dist.ProcessGroup, _method):
         setattr(Wire, _method, _counting(_method, _op, _which))
 for _method in _UNCOUNTED:
     setattr(Wire, _method, _handing_on(_method))
 
 
-def backend_for(traffic: Traffic, link: Link, *, nccl: bool = False, make: Callable | None = None) -> str:
-    """Name of a backend for init_process_group that counts into `traffic`; `link` slows gloo's groups, `make` makes
-    another backend than gloo."""
+def backend_for(
+    traffic: Traffic, link: Link, *, nccl: bool = False, make: Callable | None = None
+) -> str:
+    """Name of a backend for init_process_group that counts into `traffic`.
+
+    `link` slows gloo's groups, `make` makes another backend than gloo.
+    """
     if nccl:
         attach(traffic)
         return "cpu:gloo,cuda:nccl"
     if not _joined:
         dist.Backend.register_backend(_BACKEND, _make, extended_api=True, devices=["cpu"])
-    # A process may connect again (a notebook's cell run twice): new groups count into the new traffic.
+    # A process may connect again (a cell run twice): new groups count into the new traffic.
     _joined.append((traffic, link, make or _gloo))
     return _BACKEND
 
@@ -201,8 +225,8 @@ def _make(options, pg_options) -> Wire:
     types = dist.ProcessGroup.BackendType
     kind = types.GLOO if isinstance(backend, ProcessGroupGloo) else types.CUSTOM
     for group in (inner, wire):
-        # Register it on Wire too: torch asks Wire for the backend, and methods that Wire lacks still work.
-        # For GPUs as well, since several ranks may share one.
+        # Register it on Wire too: torch asks Wire for the backend, and methods that Wire lacks
+        # still work. For GPUs as well, since several ranks may share one.
         for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
             group._register_backend(torch.device(device), kind, backend)
         group._set_default_backend(kind)

@@ -1,6 +1,7 @@
-"""`aiscale doctor`: is this node, or in a job (`srun aiscale doctor`) all its nodes and ranks, ready to train?
+"""`aiscale doctor`: is this node ready to train? In a job (by srun): all its nodes and ranks?
 
-One `Finding` for each question about a node; then all ranks run one all-reduce, and its result is checked.
+One `Finding` for each question about a node; then all ranks run one all-reduce, and its result is
+checked.
 """
 
 from __future__ import annotations
@@ -25,10 +26,31 @@ from aiscale import environment
 from aiscale.processes import usable_cores
 
 GIB = 2**30
-PACKAGES = ("torch", "deepspeed", "megatron-core", "transformers", "ipyparallel", "mpi4py", "papermill")
-#: variables that decide how NCCL, RCCL, libfabric and MPI use the network, and what a rank sees and is bound to
-SETTINGS = ("NCCL_", "RCCL_", "FI_", "TORCH_NCCL_", "MPICH_", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-SETTINGS += ("HIP_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS", "HSA_", "SLURM_CPU_BIND", "SLURM_GPU_BIND")
+PACKAGES = (
+    "torch",
+    "deepspeed",
+    "megatron-core",
+    "transformers",
+    "ipyparallel",
+    "mpi4py",
+    "papermill",
+)
+#: variables that decide how NCCL, RCCL, libfabric and MPI use the network, and what a rank sees
+#: and is bound to
+SETTINGS = (
+    "NCCL_",
+    "RCCL_",
+    "FI_",
+    "TORCH_NCCL_",
+    "MPICH_",
+    "CUDA_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "HSA_",
+    "SLURM_CPU_BIND",
+    "SLURM_GPU_BIND",
+)
 LEAST_MEMORY_GIB = 2.5  # the eight ranks of lesson 07
 LEAST_FILES = 1024  # every rank has connections to its neighbours and files of its loader open
 LEAST_SPACE_GIB = 2
@@ -41,7 +63,8 @@ class Finding:
     """The answer to one question."""
 
     name: str
-    state: Literal["ok", "warning", "wrong"]  #: wrong: training will not work; warning: it may be slow or fail later
+    #: wrong: training will not work; warning: it may be slow or fail later
+    state: Literal["ok", "warning", "wrong"]
     text: str
     remedy: str = ""
 
@@ -51,7 +74,8 @@ class Finding:
 
 
 def examine() -> Iterator[Finding]:
-    yield Finding("Python", "ok", f"{platform.python_version()}, {sys.prefix}")  # pip refuses others
+    # pip refuses others
+    yield Finding("Python", "ok", f"{platform.python_version()}, {sys.prefix}")
     yield _packages()
     yield _devices()
     yield from _resources()
@@ -68,7 +92,9 @@ def _packages() -> Finding:
         except metadata.PackageNotFoundError:
             missing.append(name)
     state = "wrong" if "torch" in missing else "warning" if missing else "ok"
-    return Finding("packages", state, ", ".join(there), f"pip install {' '.join(missing)}" if missing else "")
+    return Finding(
+        "packages", state, ", ".join(there), f"pip install {' '.join(missing)}" if missing else ""
+    )
 
 
 def _devices() -> Finding:
@@ -86,15 +112,24 @@ def _resources() -> Iterator[Finding]:
     cores, memory = len(usable_cores()), psutil.virtual_memory()
     few = "" if cores > 1 else "ranks will take turns: give this job at least 2 cores"
     yield Finding("cores", "warning" if few else "ok", f"{cores} of {os.cpu_count()} usable", few)
-    little = "" if memory.available > LEAST_MEMORY_GIB * GIB else f"the lessons want {LEAST_MEMORY_GIB} GiB free"
-    text = f"{memory.total / GIB:.0f} GiB"  # the same on all nodes of a job, so that it is told once
+    little = (
+        ""
+        if memory.available > LEAST_MEMORY_GIB * GIB
+        else f"the lessons want {LEAST_MEMORY_GIB} GiB free"
+    )
+    # the same on all nodes of a job, so that it is told once
+    text = f"{memory.total / GIB:.0f} GiB"
     if little:
         text = f"{memory.available / GIB:.1f} of {text} free"
     yield Finding("memory", "warning" if little else "ok", text, little)
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     remedy = "" if files >= LEAST_FILES else f"ulimit -n {min(most, 4096) if most > 0 else 4096}"
     yield Finding("limits", "wrong" if remedy else "ok", f"{files} open files", remedy)
-    full = "" if shutil.disk_usage(".").free > LEAST_SPACE_GIB * GIB else "free some space for checkpoints"
+    full = (
+        ""
+        if shutil.disk_usage(".").free > LEAST_SPACE_GIB * GIB
+        else "free some space for checkpoints"
+    )
     yield Finding("disk", "warning" if full else "ok", os.getcwd(), full)
 
 
@@ -115,7 +150,9 @@ def _temporary_folder() -> Iterator[Finding]:
     most = f"a socket's path has at most {environment.SOCKET_PATH}"
     remedy = "export TMPDIR=FOLDER, one with a short path"
     if environment.linked:
-        text = f"{len(environment.linked)} characters, and {most}: aiscale and lessons go there by a "
+        text = (
+            f"{len(environment.linked)} characters, and {most}: aiscale and lessons go there by a "
+        )
         text += "short link, and other scripts hang where they load data in processes of their own"
         yield Finding("TMPDIR", "warning", text, remedy)
     elif (length := len(os.environ.get("TMPDIR", ""))) > environment.LONGEST_FOLDER:
@@ -125,7 +162,11 @@ def _temporary_folder() -> Iterator[Finding]:
 
 def settings(env: Mapping[str, str]) -> Iterator[Finding]:
     """The variables of the network and of binding, and the modules, as this process has them."""
-    if set_here := [f"{name}={value}" for name, value in sorted(env.items()) if name.startswith(SETTINGS) and value]:
+    if set_here := [
+        f"{name}={value}"
+        for name, value in sorted(env.items())
+        if name.startswith(SETTINGS) and value
+    ]:
         yield Finding("settings", "ok", " ".join(set_here))
     if modules := env.get("LOADEDMODULES"):
         yield Finding("modules", "ok", modules.replace(":", " "))
@@ -148,15 +189,23 @@ def check_ranks(world) -> list[Finding]:
     cores: dict[str, list[list[int]]] = {}  # of each rank of a node
     for host, own, _, _ in every:
         cores.setdefault(host, []).append(own)
-    text = f"{world.size} on {len(cores)} node{'s' * (len(cores) > 1)}: an all-reduce of {ALL_REDUCE_BYTES >> 20} MiB "
-    text += f"over {world.backend} "
-    findings = [Finding("ranks", "ok", text + f"in {max(each[-1] for each in every) * 1e3:,.1f} ms")]
+    text = f"{world.size} on {len(cores)} node{'s' * (len(cores) > 1)}: "
+    text += f"an all-reduce of {ALL_REDUCE_BYTES >> 20} MiB over {world.backend} "
+    findings = [
+        Finding("ranks", "ok", text + f"in {max(each[-1] for each in every) * 1e3:,.1f} ms")
+    ]
     if not all(ok for _, _, ok, _ in every):
-        findings = [Finding("ranks", "wrong", text + "gave a wrong sum", "the network corrupts data")]
+        findings = [
+            Finding("ranks", "wrong", text + "gave a wrong sum", "the network corrupts data")
+        ]
     for host, each in cores.items():
         if (several := len(set().union(*each))) < len(each):
             remedy = "they take turns: start fewer, or srun --cpus-per-task=... --cpu-bind=cores"
-            findings.append(Finding("ranks", "warning", f"{len(each)} on {host}, bound to {several} cores", remedy))
+            findings.append(
+                Finding(
+                    "ranks", "warning", f"{len(each)} on {host}, bound to {several} cores", remedy
+                )
+            )
     return findings
 
 
@@ -171,8 +220,16 @@ def alike(nodes: Mapping[str, list[Finding]]) -> list[Finding]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--nproc", type=int, default=2, metavar="N", help="ranks to start outside a job (default: 2)")
-    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"], help="where ranks run")
+    parser.add_argument(
+        "--nproc",
+        type=int,
+        default=2,
+        metavar="N",
+        help="ranks to start outside a job (default: 2)",
+    )
+    parser.add_argument(
+        "--device", default="auto", choices=["auto", "cpu", "cuda"], help="where ranks run"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -206,7 +263,9 @@ def _said(world, look: bool, out: TextIO) -> bool:
     """Whether something is wrong, on all ranks; rank 0 says what."""
     mine = list(examine()) if look and world.local_rank == 0 else []
     nodes: dict[str, list[Finding]] = {}
-    for node, told in world.gather((socket.gethostname(), [dataclasses.astuple(one) for one in mine])):
+    for node, told in world.gather(
+        (socket.gethostname(), [dataclasses.astuple(one) for one in mine])
+    ):
         if told:
             nodes[node] = [Finding(*words) for words in told]
     findings = alike(nodes) + check_ranks(world)
@@ -218,7 +277,11 @@ def _said(world, look: bool, out: TextIO) -> bool:
 
 
 def _verdict(wrong: bool) -> str:
-    return "no: put right what is marked ✗, or what the error above names" if wrong else "yes: this is ready to train"
+    return (
+        "no: put right what is marked ✗, or what the error above names"
+        if wrong
+        else "yes: this is ready to train"
+    )
 
 
 if __name__ == "__main__":

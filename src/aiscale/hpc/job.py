@@ -1,5 +1,6 @@
-"""`python -m aiscale.hpc.job [engines.sh]`: prints the shell functions that launchers take from the environment, and
-two facts of the site. job.sh and engines.sh say what each does.
+"""`python -m aiscale.hpc.job [engines.sh]`: prints shell functions and two facts of the site.
+
+Launchers take the functions from the environment; job.sh and engines.sh say what each does.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from aiscale.hpc.sites import Site, SiteError, here
 
 
 def facts(place: Site | None) -> dict[str, str]:
-    """The QOS in which chains of jobs are forbidden, by the names that a job may see, and the CPUs of a node."""
+    """The QOS where chains of jobs are forbidden, by the names a job may see, and a node's CPUs."""
     if place is None:
         return {"unchained": "debug", "cpus": "1"}
     rules, node = place.scheduler, place.node

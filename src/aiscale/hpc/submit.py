@@ -1,6 +1,7 @@
-"""`aiscale submit FILE`: checks a launcher and all that it needs on the login node, says what it costs, and submits it.
+"""`aiscale submit FILE`: checks a launcher and all it needs, says what it costs, and submits it.
 
-Exit status: 0 when submitted (or, with --dry-run, when nothing is wrong), 1 when something is, 2 on bad input.
+It runs on the login node. Exit status: 0 when submitted (or, with --dry-run, when nothing is
+wrong), 1 when something is, 2 on bad input.
 """
 
 from __future__ import annotations
@@ -67,12 +68,21 @@ def examine(job: Launcher) -> Iterator[Finding]:
 def environment(job: Launcher) -> Iterator[Finding]:
     where, script = job.setting("ENVIRONMENT"), job.setting("SCRIPT")
     python = Path(where.removesuffix(".tar.gz")) / "bin/python"
-    build = f"launchers/{job.site.name}/build_environment.sh PREFIX" if job.site.build.create else "build one at PREFIX"
+    build = (
+        f"launchers/{job.site.name}/build_environment.sh PREFIX"
+        if job.site.build.create
+        else "build one at PREFIX"
+    )
     remedy = f"{build}, then export AISCALE_ENVIRONMENT=PREFIX"
     if where == "container":
         yield Finding("environment", "ok", "a container, which Slurm checks")
     elif where.endswith(".tar.gz") and not Path(where).is_file():
-        yield Finding("environment", "wrong", f"{where} is not there", remedy.replace(" PREFIX,", " --pack PREFIX,"))
+        yield Finding(
+            "environment",
+            "wrong",
+            f"{where} is not there",
+            remedy.replace(" PREFIX,", " --pack PREFIX,"),
+        )
     elif not python.exists():
         yield Finding("environment", "wrong", f"{where} has no bin/python", remedy)
     elif not script and (error := _failure([python, "-c", "import aiscale"])):
@@ -97,7 +107,9 @@ def layout(job: Launcher, training: Training) -> Iterator[Finding]:
     """Whether the ranks of the job can share the work."""
     if reason := training.misfit(job.ranks):
         what, _, remedy = reason.partition(": ")
-        yield Finding("layout", "wrong", f"{job.ranks} ranks: {what}", f"{remedy}, or --sbatch '-N NODES'")
+        yield Finding(
+            "layout", "wrong", f"{job.ranks} ranks: {what}", f"{remedy}, or --sbatch '-N NODES'"
+        )
 
 
 def corpus(training: Training) -> Finding:
@@ -123,7 +135,8 @@ def checkpoint_bytes(run: Run, ranks: int) -> float:
 def checkpoints(run: Run) -> tuple[int, int]:
     """(how many stay on the disk after the last step, how many are there at most)"""
     if 0 < run.loop.checkpoint_every < run.loop.steps or run.loop.checkpoint_minutes:
-        return run.loop.keep_checkpoints, run.loop.keep_checkpoints + 1  # an old one goes when the new one is whole
+        # an old one goes when the new one is whole
+        return (run.loop.keep_checkpoints, run.loop.keep_checkpoints + 1)
     return (int(run.loop.save_last),) * 2
 
 
@@ -132,7 +145,9 @@ def space(job: Launcher, run: Run) -> Finding:
     _, count = checkpoints(run)
     one = checkpoint_bytes(run, job.ranks)
     needed = f"{count} checkpoint{'s' * (count != 1)} of {size_of(one)} in {runs}"
-    there = next(folder for folder in (runs.absolute(), *runs.absolute().parents) if folder.is_dir())
+    there = next(
+        folder for folder in (runs.absolute(), *runs.absolute().parents) if folder.is_dir()
+    )
     rooms = {"free": shutil.disk_usage(there).free, "left of your quota": _quota_left(there)}
     for name, room in rooms.items():
         if room is not None and room < count * one:
@@ -142,7 +157,7 @@ def space(job: Launcher, run: Run) -> Finding:
 
 
 def planned(run: Run, ranks: int, machine: str) -> dict[str, float]:
-    """{tokens_per_s, step_s} by the planner; empty where it does not know the machine, or the batch does not fit."""
+    """{tokens_per_s, step_s} by the planner; empty for an unknown machine, or a batch too large."""
     from aiscale.plan.answer import plan
     from aiscale.plan.hardware import platform_of
     from aiscale.plan.layout import layout_of, shape_of
@@ -218,7 +233,8 @@ def _quota_left(folder: Path) -> float | None:
         return None
     command = ["lfs", "quota", "-q", "-u", getpass.getuser(), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
-    numbers = [int(number) for number in re.findall(r"\s(\d+)\*?", done.stdout)[:3]]  # KiB: used, soft and hard limit
+    # KiB: used, soft and hard limit
+    numbers = [int(number) for number in re.findall(r"\s(\d+)\*?", done.stdout)[:3]]
     return max(0, min(filter(None, numbers[1:])) - numbers[0]) * 1024 if any(numbers[1:]) else None
 
 
@@ -229,12 +245,21 @@ def time_limit(job: Launcher) -> Finding:
     places = " and ".join(filter(None, [partition, qos and f"QOS {qos}"]))
     where = f"{job.nodes} nodes" + f" in {places}" * bool(places)
     if longest is None:
-        return Finding("time", "wrong", f"{where}: more nodes than it allows", "ask for fewer: --sbatch '-N NODES'")
+        return Finding(
+            "time",
+            "wrong",
+            f"{where}: more nodes than it allows",
+            "ask for fewer: --sbatch '-N NODES'",
+        )
     if job.chain > 1 and rule and not rule.may_chain:
-        return Finding("time", "wrong", f"QOS {qos} forbids chains of jobs", "another QOS, or no --chain")
+        return Finding(
+            "time", "wrong", f"QOS {qos} forbids chains of jobs", "another QOS, or no --chain"
+        )
     if job.hours > longest + 1e-9:
         remedy = f"--sbatch '-t {round(longest * 60)}', or another QOS or partition"
-        return Finding("time", "wrong", f"{job.hours:g} h on {where}, which allows {longest:g} h", remedy)
+        return Finding(
+            "time", "wrong", f"{job.hours:g} h on {where}, which allows {longest:g} h", remedy
+        )
     if rule and job.hours < rule.min_hours - 1e-9:
         text = f"{job.hours:g} h on {where}, where a job must ask for {rule.min_hours:g} h at least"
         remedy = f"--sbatch '-t {round(rule.min_hours * 60)}', or another QOS"
@@ -258,7 +283,9 @@ def time_to_save(job: Launcher) -> Iterator[Finding]:
 
 
 def modules(job: Launcher) -> Finding:
-    if error := _failure(["bash", "-lc", 'type module && module load "$@"', "modules", *job.modules]):
+    if error := _failure(
+        ["bash", "-lc", 'type module && module load "$@"', "modules", *job.modules]
+    ):
         remedy = "look for it by module spider, then edit the line `module load`"
         return Finding("modules", "wrong", f"cannot be loaded: {error}", remedy)
     return Finding("modules", "ok", " ".join(job.modules) or "none")
@@ -269,7 +296,12 @@ def slurm(job: Launcher) -> Finding:
     error = _failure([*job.command[:1], "--test-only", *job.command[1:]])
     # sbatch's last words where it finds no slurm.conf, by DNS neither, and where nobody listens
     if re.search("configuration source|[Uu]nable to contact slurm controller", error):
-        return Finding("Slurm", "wrong", f"that of {job.site.title} does not answer here", "submit from a login node")
+        return Finding(
+            "Slurm",
+            "wrong",
+            f"that of {job.site.title} does not answer here",
+            "submit from a login node",
+        )
     if not error:
         return Finding("Slurm", "ok", "accepts it")
     remedy = next(remedy for words, remedy in _REMEDIES if re.search(words, error, re.IGNORECASE))
@@ -279,7 +311,9 @@ def slurm(job: Launcher) -> Finding:
 def _failure(command: Sequence[str | Path]) -> str:
     """Why a program failed, in its own last words; empty if it did not."""
     try:
-        done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=LIMIT_S)
+        done = subprocess.run(
+            [str(word) for word in command], capture_output=True, text=True, timeout=LIMIT_S
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{command[0]} is not here, or does not answer ({type(error).__name__})"
     last = "; ".join(done.stderr.strip().splitlines()[-3:]) or f"status {done.returncode}"
@@ -295,11 +329,25 @@ def size_of(nbytes: float) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--dry-run", action="store_true", help="only check, and print the command that would submit it")
+    add(
+        "--dry-run",
+        action="store_true",
+        help="only check, and print the command that would submit it",
+    )
     add("--yes", action="store_true", help=f"submit also what may cost over {ASK_ABOVE} node-hours")
-    add("--chain", type=int, default=1, metavar="N", help="submit N jobs, each goes on where the one before stopped")
+    add(
+        "--chain",
+        type=int,
+        default=1,
+        metavar="N",
+        help="submit N jobs, each goes on where the one before stopped",
+    )
     add("--sbatch", default="", metavar="OPTIONS", help="for sbatch, such as '-q debug -t 20'")
-    add("--site", metavar="NAME", help="whose rules hold (default: this machine's, or the file's folder)")
+    add(
+        "--site",
+        metavar="NAME",
+        help="whose rules hold (default: this machine's, or the file's folder)",
+    )
     add("file", metavar="FILE", help="a launcher")
     add("args", nargs=argparse.REMAINDER, metavar="ARGS", help="for the launcher, behind its name")
 
@@ -309,8 +357,12 @@ def run(args: argparse.Namespace) -> int:
     rest = [word for word in args.args if word not in ("--dry-run", "--yes")]
     path = Path(args.file)
     if not path.is_file():
-        raise ConfigError(f"{path} is not a file: name a launcher, such as launchers/frontier/ddp.sbatch")
-    job = Launcher.read(path, _site(args.site, path), sbatch=args.sbatch, args=rest, chain=args.chain)
+        raise ConfigError(
+            f"{path} is not a file: name a launcher, such as launchers/frontier/ddp.sbatch"
+        )
+    job = Launcher.read(
+        path, _site(args.site, path), sbatch=args.sbatch, args=rest, chain=args.chain
+    )
     wrong = []
     for finding in [*examine(job), price(job)]:
         print(finding.line(), file=sys.stderr, flush=True)
@@ -324,20 +376,28 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if node_hours(job) > ASK_ABOVE and not yes:
         most = f"{node_hours(job):,.4g} node-hours, more than {ASK_ABOVE}"
-        print(f"not submitted: up to {most}: if you mean it, aiscale submit --yes {path}", file=sys.stderr)
+        print(
+            f"not submitted: up to {most}: if you mean it, aiscale submit --yes {path}",
+            file=sys.stderr,
+        )
         return 1
     return subprocess.run(job.command).returncode if job.chain == 1 else _submit_chain(job)
 
 
 def _submit_chain(job: Launcher) -> int:
-    """Each job waits for the one before, however that ends; job.sh ends a chain whose run is finished or failed."""
+    """Each job waits for the one before; job.sh ends a chain whose run is finished or failed."""
     ids: list[str] = []
     for number in range(1, job.chain + 1):
         words = ["--parsable", *(f"--dependency=afterany:{last}" for last in ids[-1:])]
         env = {**os.environ, "AISCALE_CHAIN": ids[0] if ids else "first"}
-        done = subprocess.run(["sbatch", *words, *job.command[1:]], env=env, stdout=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            ["sbatch", *words, *job.command[1:]], env=env, stdout=subprocess.PIPE, text=True
+        )
         if done.returncode:
-            print(f"sbatch refused job {number} of {job.chain}; submitted: {' '.join(ids) or 'none'}", file=sys.stderr)
+            print(
+                f"sbatch refused job {number} of {job.chain}; submitted: {' '.join(ids) or 'none'}",
+                file=sys.stderr,
+            )
             return done.returncode
         ids.append(done.stdout.strip().partition(";")[0])
     print(*ids)
@@ -360,11 +420,16 @@ def price(job: Launcher) -> Finding:
         text = f"{most}; what {payer} is charged is unknown, as the profile has no {unknown}"
         return Finding("price", "warning", text, "read the site's own charges")
     charged = hours * place.charge_of(job.cpus, partition, qos)
-    return Finding("price", "ok", f"{most}; charged to {payer}: {charged:,.4g} {place.scheduler.charge_unit}")
+    return Finding(
+        "price", "ok", f"{most}; charged to {payer}: {charged:,.4g} {place.scheduler.charge_unit}"
+    )
 
 
 def _site(name: str | None, path: Path) -> Site:
     folder = path.absolute().parent.name
     if place := find(name) if name else here() or (find(folder) if folder in names() else None):
         return place
-    raise ConfigError(f"this site is unknown: set --site to {', '.join(names())} or your own .toml, before the file")
+    raise ConfigError(
+        f"this site is unknown: set --site to {', '.join(names())} or your own .toml, "
+        "before the file"
+    )

@@ -1,4 +1,4 @@
-"""Compares an answer with what is right, and says in which way it differs: scale, sign, order, axes, rank."""
+"""Compares an answer with what is right; says how it differs: scale, sign, order, axes, rank."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ def same(
     causes: Mapping[str, object] | None = None,
     rtol: float = 1e-5,
 ) -> None:
-    """Refuse the answer if numbers differ by more than `rtol` of the largest; the message tells in which way.
+    """Refuse the answer if numbers differ by more than `rtol` of the largest, and say in which way.
 
-    scale: actual / expected -> what was probably missed. causes: message -> the value that this mistake would give.
+    scale: actual / expected -> what was probably missed. causes: message -> the value that this
+    mistake would give.
     """
     compared.append(what)
     if difference := _difference(actual, expected, what, scale or {}, causes or {}, rtol):
@@ -40,10 +41,12 @@ def same(
 
 
 def same_on_ranks(actual: Sequence, expected: Sequence, what: str, **how: Any) -> None:
-    """As `same`, for the results of all ranks in rank order; `causes` hold values in rank order, too."""
+    """As `same`, for all ranks' results in rank order; `causes` hold values in rank order, too."""
     compared.append(what)
     causes, rtol = how.pop("causes", None) or {}, how.get("rtol", 1e-5)
-    wrong = [rank for rank in range(len(expected)) if not _close(actual[rank], expected[rank], rtol)]
+    wrong = [
+        rank for rank in range(len(expected)) if not _close(actual[rank], expected[rank], rtol)
+    ]
     if not wrong:
         return
     for text, values in causes.items():
@@ -52,8 +55,12 @@ def same_on_ranks(actual: Sequence, expected: Sequence, what: str, **how: Any) -
     n = len(expected)
     for k in range(1, n):
         if all(_close(actual[r], expected[(r + k) % n], rtol) for r in range(n)):
-            raise Wrong(f"{what}: each rank r has what rank (r + {k}) % {n} should have: off by {k}")
-    differences = [_difference(actual[r], expected[r], what, how.get("scale") or {}, {}, rtol) for r in wrong]
+            raise Wrong(
+                f"{what}: each rank r has what rank (r + {k}) % {n} should have: off by {k}"
+            )
+    differences = [
+        _difference(actual[r], expected[r], what, how.get("scale") or {}, {}, rtol) for r in wrong
+    ]
     alike = len(wrong) == n and len(set(differences)) == 1
     where = "every rank" if alike else f"rank {wrong[0]}"
     raise Wrong(differences[0].replace(what, f"{what} on {where}", 1))
@@ -76,7 +83,9 @@ def _difference(actual, expected, what: str, scale: Mapping, causes: Mapping, rt
         return f"{what} has the shape {mine.shape}, but it must have {truth.shape}{turned}"
     square = float((truth * truth).sum())
     ratio = float((mine * truth).sum()) / square if square else 0.0
-    if ratio and np.allclose(mine, ratio * truth, rtol=0, atol=rtol * abs(ratio) * np.abs(truth).max()):
+    if ratio and np.allclose(
+        mine, ratio * truth, rtol=0, atol=rtol * abs(ratio) * np.abs(truth).max()
+    ):
         why = next((text for key, text in scale.items() if abs(ratio / key - 1) < 0.001), "")
         part = abs(ratio) < 1 and abs(1 / ratio - round(1 / ratio)) < 0.001
         factor = f"1/{round(1 / ratio)} of" if part else f"{ratio:.4g} times"
@@ -110,4 +119,6 @@ def _close(actual: object, expected: object, rtol: float) -> bool:
     mine, truth = _numbers(actual), _numbers(expected)
     if mine is None or mine.shape != truth.shape:
         return False
-    return bool(np.allclose(mine, truth, rtol=0, atol=rtol * (np.abs(truth).max() if truth.size else 0)))
+    return bool(
+        np.allclose(mine, truth, rtol=0, atol=rtol * (np.abs(truth).max() if truth.size else 0))
+    )

@@ -1,7 +1,8 @@
 """`aiscale exercises`: make the participants' notebooks, grade the graders, grade a notebook.
 
-Each answer is graded alone: in an empty namespace, after the set-up and the cells of its exercise only. A second
-`cluster.start` in a process reuses the ranks and empties their namespaces, so that an answer costs tenths of a second.
+Each answer is graded alone: in an empty namespace, after the set-up and the cells of its exercise
+only. A second `cluster.start` in a process reuses the ranks and empties their namespaces, so that
+an answer costs tenths of a second.
 """
 
 from __future__ import annotations
@@ -20,17 +21,39 @@ from traitlets.config import Config
 from aiscale import cluster
 from aiscale.lesson.grading import Exercise, Graded
 from aiscale.lesson.notebook import LessonError, Notebook
-from aiscale.lesson.workbooks import answered, exercises, find, lessons, make_all, problems, sections, workshop
+from aiscale.lesson.workbooks import (
+    answered,
+    exercises,
+    find,
+    lessons,
+    make_all,
+    problems,
+    sections,
+    workshop,
+)
 
 DRAWS = 5  #: how often a solution is graded: a grader must not refuse it by chance
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("names", nargs="*", metavar="NAME", help="a lesson's name or number (default: all that have exercises)")
+    add(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="a lesson's name or number (default: all that have exercises)",
+    )
     task = parser.add_mutually_exclusive_group()
-    task.add_argument("--check", action="store_true", help="try every solution, stub and wrong answer on the graders")
-    task.add_argument("--grade", metavar="NOTEBOOK", help="run a participant's notebook and say which exercises pass")
+    task.add_argument(
+        "--check",
+        action="store_true",
+        help="try every solution, stub and wrong answer on the graders",
+    )
+    task.add_argument(
+        "--grade",
+        metavar="NOTEBOOK",
+        help="run a participant's notebook and say which exercises pass",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,7 +75,10 @@ def run(args: argparse.Namespace) -> int:
 def _report(rows: Iterable[Row]) -> int:
     done = []
     for row in rows:
-        print(f"{row.exercise} {row.answer}: {'ok' if row.ok else 'NOT OK'}: {row.message}", flush=True)
+        print(
+            f"{row.exercise} {row.answer}: {'ok' if row.ok else 'NOT OK'}: {row.message}",
+            flush=True,
+        )
         done.append(row.ok)
     print(f"{sum(done)} of {len(done)} ok")
     return 0 if all(done) else 1
@@ -61,17 +87,20 @@ def _report(rows: Iterable[Row]) -> int:
 @dataclass(frozen=True)
 class Row:
     exercise: str
-    answer: str  #: solution, stub, the name of a wrong answer, or the title of an exercise that was graded
+    #: solution, stub, the name of a wrong answer, or the title of an exercise that was graded
+    answer: str
     ok: bool
     message: str
 
 
 class Seat:
-    """A shell whose cells run as a notebook's do, with at most one set of ranks, which ends with the context."""
+    """A shell whose cells run as a notebook's; its ranks, one set at most, end with the context."""
 
     def __enter__(self) -> Seat:
         os.environ.setdefault("MPLBACKEND", "agg")
-        quiet = Config({"HistoryManager": {"enabled": False}, "InteractiveShell": {"colors": "NoColor"}})
+        quiet = Config(
+            {"HistoryManager": {"enabled": False}, "InteractiveShell": {"colors": "NoColor"}}
+        )
         self._shell = InteractiveShell.instance(config=quiet)
         return self
 
@@ -109,20 +138,31 @@ class Seat:
 def check_graders(seat: Seat, lesson: str, root: Path) -> Iterator[Row]:
     """Solution right, stub empty and naming its exercise, wrong ones refused and told why."""
     tasks = exercises(root / "graders" / f"{lesson}.py")
-    source, stubs = (sections(Notebook(root / f / f"{lesson}.ipynb").cells) for f in ("solutions", "exercises"))
+    source, stubs = (
+        sections(Notebook(root / f / f"{lesson}.ipynb").cells) for f in ("solutions", "exercises")
+    )
     set_up = [cell.source for cell in source[""]]
-    gc.freeze()  # IPython collects at each reset: half a second with torch's objects, nothing without
+    # IPython collects at each reset: half a second with torch's objects, nothing without
+    gc.freeze()
     for id, task in tasks.items():
         attempts = [("solution", [cell.source for cell in source[id]], "right", "")]
-        attempts += [("stub", [cell.source for cell in stubs[id]], "empty", f'NotImplementedError("{id}")')]
-        attempts += [(name, answered(source[id], wrong), "wrong", part) for name, part, wrong in task.refused]
+        attempts += [
+            ("stub", [cell.source for cell in stubs[id]], "empty", f'NotImplementedError("{id}")')
+        ]
+        attempts += [
+            (name, answered(source[id], wrong), "wrong", part) for name, part, wrong in task.refused
+        ]
         for name, cells, state, part in attempts:
             verdict = seat.graded(task, set_up, cells)
             for _ in range(1, DRAWS if state == "right" else 1):
                 if verdict.state == "right":
                     verdict = seat.again(task)
             ok = verdict.state == state and part in verdict.text
-            text = verdict.text if ok else f"{verdict.text} [it must be {state}{f', and say {part!r}' if part else ''}]"
+            text = (
+                verdict.text
+                if ok
+                else f"{verdict.text} [it must be {state}{f', and say {part!r}' if part else ''}]"
+            )
             yield Row(id, name, ok, text)
 
 
@@ -131,7 +171,9 @@ def grade(seat: Seat, path: Path) -> Iterator[Row]:
     parts = sections(Notebook(path).cells)
     ids = [id for id in parts if id]
     if not ids:
-        raise LessonError(f"{path} holds no exercises: name a notebook such as workshop/exercises/03_ddp.ipynb")
+        raise LessonError(
+            f"{path} holds no exercises: name a notebook such as workshop/exercises/03_ddp.ipynb"
+        )
     lesson = find(ids[0])[0]
     for id, task in exercises(lessons([lesson])[lesson]).items():
         set_up, cells = ([cell.source for cell in parts.get(part, [])] for part in ("", id))

@@ -1,10 +1,12 @@
 """`check`: a participant's exercises, graded where they stand, with a ladder of hints and a card.
 
-    check("03.2")                   # right, or in which way it is wrong; each further failing try shows one more hint
-    check("03.2", hint=2)           # the first two hints; at the end of the ladder: solution=True
-    check.card()                    # what is done, and which predictions held
+    check("03.2")            # right, or in which way it is wrong; each further failing try shows
+                             # one more hint
+    check("03.2", hint=2)    # the first two hints; at the end of the ladder: solution=True
+    check.card()             # what is done, and which predictions held
 
-A wrong answer raises nothing, so that the notebook goes on. What is found is kept on this machine's disk alone.
+A wrong answer raises nothing, so that the notebook goes on. What is found is kept on this machine's
+disk alone.
 """
 
 from __future__ import annotations
@@ -37,8 +39,17 @@ def check(id: str, *, hint: int = 0, solution: bool = False) -> Graded | None:
     tried(entry, verdict.state)
     if entry["state"] != "right" and (entry["tries"] > 1 or entry["hints"]):  # as the ladder says
         entry["hints"] = min(entry["hints"] + 1, len(task.hints))
-    line = f"✓ {verdict.text}" if verdict.state == "right" else f"not yet: {verdict.text}{_ladder(task, entry)}"
-    progress.show(f"{id}: {line}", "exact" if verdict.state == "right" else "off", check=id, state=verdict.state)
+    line = (
+        f"✓ {verdict.text}"
+        if verdict.state == "right"
+        else f"not yet: {verdict.text}{_ladder(task, entry)}"
+    )
+    progress.show(
+        f"{id}: {line}",
+        "exact" if verdict.state == "right" else "off",
+        check=id,
+        state=verdict.state,
+    )
     progress.save("exercises", id, entry, lesson)
     return verdict
 
@@ -56,7 +67,9 @@ def tried(entry: dict, state: str) -> None:
 
 def _ladder(task: Exercise, entry: dict) -> str:
     shown, steps = entry["hints"], len(task.hints)
-    lines = [f"Hint {number} of {steps}: {text}" for number, text in enumerate(task.hints[:shown], 1)]
+    lines = [
+        f"Hint {number} of {steps}: {text}" for number, text in enumerate(task.hints[:shown], 1)
+    ]
     if shown < steps:
         asked = f'check("{task.id}", hint={shown + 1})'
         if entry["state"] == "right":  # of an earlier try: later ones do not count
@@ -70,9 +83,14 @@ def _ladder(task: Exercise, entry: dict) -> str:
 
 def _show_solution(lesson: str, task: Exercise, entry: dict) -> None:
     if entry["hints"] < len(task.hints) and entry["state"] != "right":
-        progress.show(f"{task.id}: the solution is at the end of the ladder{_ladder(task, entry)}", "near")
+        progress.show(
+            f"{task.id}: the solution is at the end of the ladder{_ladder(task, entry)}", "near"
+        )
         return
-    source = solution_of(lesson, task.id) or "workshop/solutions is not on this machine: ask your instructor for it"
+    source = (
+        solution_of(lesson, task.id)
+        or "workshop/solutions is not on this machine: ask your instructor for it"
+    )
     head = f"{task.id}: a solution"
     page = f'<b>{head}</b><pre style="padding: 0.5em 0.8em">{html.escape(source)}</pre>'
     progress.show(f"{head}\n{source}", "near", page)
@@ -86,14 +104,22 @@ def card() -> None:
     table = [("exercise", "", "tries", "hints")]
     for lesson in lessons.values():
         for id, entry in sorted(lesson["exercises"].items()):
-            done = "✓" if entry["state"] == "right" else "seen the solution" if entry["solution"] else "open"
-            done += " after the solution" if entry["state"] == "right" and entry["solution"] else ""
+            done = "seen the solution" if entry["solution"] else "open"
+            if entry["state"] == "right":
+                done = "✓" + (" after the solution" if entry["solution"] else "")
             table.append((f"{id} {entry['title']}", done, str(entry["tries"]), str(entry["hints"])))
-    note = f"kept in {progress.write('card.json', {'lessons': lessons})}; nothing leaves this machine"
+    note = (
+        f"kept in {progress.write('card.json', {'lessons': lessons})}; nothing leaves this machine"
+    )
     entries = [entry for lesson in lessons.values() for entry in lesson["exercises"].values()]
     right = [entry for entry in entries if entry["state"] == "right"]
     title = f"{len(right)} of {len(entries)} exercises that you tried are done"
-    grades = [made["grade"] for lesson in lessons.values() for made in lesson["predictions"].values() if made["grade"]]
+    grades = [
+        made["grade"]
+        for lesson in lessons.values()
+        for made in lesson["predictions"].values()
+        if made["grade"]
+    ]
     hits = sum(grade in ("exact", "close") for grade in grades)
     title += f"; {hits} of {len(grades)} predictions held" if grades else ""
     progress.show_table(title, table, note)

@@ -1,15 +1,17 @@
-"""What the graders in workshop/graders/ are written with: exercises, comparisons, and wrong answers that they refuse.
+"""What graders in workshop/graders/ are written with: exercises, comparisons, refused answers.
 
-    @exercise("03.1", "Unequal shares", "weighted", minutes=10, hints=["Which share counts more?", "..."])
-    def unequal_shares(weighted):                   # the participant's function `weighted`
-        parts, sizes = draw()                       # newly drawn: torch, numpy and random are seeded anew
-        same(weighted(parts, sizes), reference(parts, sizes), "the gradient", scale={4: "divide by the ranks"})
+    @exercise("03.1", "Unequal shares", "weighted", minutes=10, hints=["Which counts more?", "..."])
+    def unequal_shares(weighted):    # the participant's function `weighted`
+        parts, sizes = draw()        # newly drawn: torch, numpy and random are seeded anew
+        expected = reference(parts, sizes)
+        same(weighted(parts, sizes), expected, "the gradient", scale={4: "divide by the ranks"})
 
-    unequal_shares.refuses("mean of unequal parts", "3 sequences count", "return sum(parts) / len(parts)")
+    unequal_shares.refuses("mean of parts", "3 sequences count", "return sum(parts) / len(parts)")
 
-With `ranks=True` the function lives on the ranks: `weighted(x)` calls it with the same arguments on each,
-`weighted.each(xs, ys)` with xs[r], ys[r] on rank r, both with a list of results in rank order; `weighted.sent` says for
-each rank what it handed over, {"all_reduce": (calls, bytes)}; `weighted.on_ranks(f, x)` calls the grader's own f.
+With `ranks=True` the function lives on the ranks: `weighted(x)` calls it with the same arguments on
+each, `weighted.each(xs, ys)` with xs[r], ys[r] on rank r, both with a list of results in rank
+order; `weighted.sent` says for each rank what it handed over, {"all_reduce": (calls, bytes)};
+`weighted.on_ranks(f, x)` calls the grader's own f.
 """
 
 from __future__ import annotations
@@ -61,19 +63,26 @@ class Exercise:
     core: bool = True
     ranks: bool = False  #: the function lives on the ranks
     inplace: bool = False  #: a call returns the first argument as the function left it
-    refused: list[tuple[str, str, str]] = field(default_factory=list)  #: (name, part of what is said, source)
+    #: (name, part of what is said, source)
+    refused: list[tuple[str, str, str]] = field(default_factory=list)
 
     @property
     def heading(self) -> str:
         """The heading of its section in the notebook."""
-        return f"## {self.id} · {self.title} ({'core' if self.core else 'extra'}, {self.minutes} minutes)"
+        kind = "core" if self.core else "extra"
+        return f"## {self.id} · {self.title} ({kind}, {self.minutes} minutes)"
 
     def refuses(self, name: str, message: str, source: str) -> None:
-        """Record a plausible wrong answer in place of the solution, which `aiscale exercises --check` tries."""
+        """Record a plausible wrong answer, which --check tries in the solution's place."""
         self.refused.append((name, message, textwrap.dedent(source).strip("\n")))
 
-    def graded(self, namespace: Mapping, ranks: Ranks | None, *, limit_s: float = TIME_LIMIT_S) -> Graded:
-        """Grade what stands in a notebook's namespace, or on its ranks. Raises LessonError on a fault of the grader."""
+    def graded(
+        self, namespace: Mapping, ranks: Ranks | None, *, limit_s: float = TIME_LIMIT_S
+    ) -> Graded:
+        """Grade what stands in a notebook's namespace, or on its ranks.
+
+        Raises LessonError on a fault of the grader.
+        """
         state, answer = "right", _Answer(self, namespace, ranks)
         compared.clear()
         try:
@@ -87,16 +96,27 @@ class Exercise:
             state, text = "wrong", str(error)
         except ConfigError:  # of the ranks, not of the answer
             raise
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            back = f"what {self.function} gives back cannot be used ({type(error).__name__}: {error})"
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:
+            back = (
+                f"what {self.function} gives back cannot be used ({type(error).__name__}: {error})"
+            )
             state, text = "wrong", f"{back}: is it what its docstring says?"
         if state == "right" and not (answer.calls and compared):
-            raise LessonError(f"the grader of {self.id} did not call {self.function}, or compared nothing")
+            raise LessonError(
+                f"the grader of {self.id} did not call {self.function}, or compared nothing"
+            )
         return Graded(state, text)
 
 
 def exercise(id: str, title: str, function: str, **about: Any) -> Callable[[Callable], Exercise]:
-    """Make an exercise of a grader, which raises by `same` or `require`; about: the other fields of `Exercise`."""
+    """Make an exercise of a grader, which raises by `same` or `require`; about: other fields."""
     return lambda grade: Exercise(id, title, function, grade, **about)
 
 
@@ -118,18 +138,28 @@ class _Answer:
                 raise Empty(f"there is no function {name} here: run the cell above that defines it")
             return
         if self._ranks is None:
-            raise Empty("no ranks are running: run the set-up cell at the top, and the cells of this exercise")
-        # Without %%px a cell defines the function in the notebook alone, and the ranks may still have an older one.
-        defines = re.compile(rf"(^|\\n|['\"])def {name}\(", re.M)  # IPython keeps the text of a %%px cell as a literal
+            raise Empty(
+                "no ranks are running: "
+                "run the set-up cell at the top, and the cells of this exercise"
+            )
+        # Without %%px a cell defines the function in the notebook alone, and the ranks may still
+        # have an older one.
+        # IPython keeps the text of a %%px cell as a literal
+        defines = re.compile(rf"(^|\\n|['\"])def {name}\(", re.M)
         cells = [cell for cell in self._namespace.get("In", ()) if defines.search(cell)]
         if cells and not cells[-1].startswith(_PX):
-            raise Empty(f"the cell that defines {name} ran in the notebook, not on the ranks: begin it with `%%px`")
+            raise Empty(
+                f"the cell that defines {name} ran in the notebook, not on the ranks: "
+                "begin it with `%%px`"
+            )
         if not all(self._ranks.run(_knows, name)):
             again = "run the set-up, then the cell above that defines it, which begins with `%%px`"
             raise Empty(f"there is no function {name} on the ranks: {again}")
 
     def __call__(self, *args: Any) -> Any:
-        return self.each(*[[arg] * self.size for arg in args]) if self._task.ranks else self._here(args)
+        if self._task.ranks:
+            return self.each(*[[arg] * self.size for arg in args])
+        return self._here(args)
 
     def _here(self, args: Sequence) -> Any:
         self.calls += 1
@@ -137,31 +167,43 @@ class _Answer:
         try:
             result = self._namespace[self._task.function](*args)
         except Exception as error:
-            frames = [f for f in traceback.extract_tb(error.__traceback__)[1:] if "ipython" in f.filename.lower()]
+            frames = [
+                f
+                for f in traceback.extract_tb(error.__traceback__)[1:]
+                if "ipython" in f.filename.lower()
+            ]
             where = f", at `{frames[-1].line}`" if frames and frames[-1].line else ""
             self._failed(type(error).__name__, str(error), where)
         return args[0] if self._task.inplace else result
 
     def each(self, *args: Sequence) -> list:
-        """Call it on every rank, on rank r with args[0][r], args[1][r], ...; results in rank order."""
+        """Call it on every rank, on rank r with args[0][r], args[1][r], ...; results by rank."""
         self.calls += 1
         mine = [[arg[rank] for arg in args] for rank in range(self.size)]
         try:
             done = self._ranks.run(_call, self._task.function, mine, self._task.inplace)
         except RankError as error:
-            from aiscale.distributed.failing import tells_of_another_rank  # imports torch, which ranks have loaded
+            # imports torch, which ranks have loaded
+            from aiscale.distributed.failing import tells_of_another_rank
 
-            causes = [failure for failure in error.failures if not tells_of_another_rank(failure.message)]
+            causes = [
+                failure for failure in error.failures if not tells_of_another_rank(failure.message)
+            ]
             if error.failures and not causes:
-                message = "it hangs: some rank waits for one that never comes. Which sends before it receives?"
-                raise Wrong(message) from None
+                raise Wrong(
+                    "it hangs: some rank waits for one that never comes. "
+                    "Which sends before it receives?"
+                ) from None
             kind, message = (causes[0].name, causes[0].message) if causes else ("", str(error))
             self._failed(kind, message, "", str(error))
         self.sent = [sent for _, sent in done]
         return [result for result, _ in done]
 
     def on_ranks(self, function: Callable, *args: Any) -> list:
-        """Call a function of the grader's on every rank; it imports what it needs itself. Results in rank order."""
+        """Call a function of the grader's on every rank; results in rank order.
+
+        It imports what it needs itself.
+        """
         sent = types.FunctionType(function.__code__, {}, function.__name__, function.__defaults__)
         sent.__module__ = "__main__"  # or the ranks would import the grader's file
         return self._ranks.run(sent, *args)
@@ -169,7 +211,10 @@ class _Answer:
     def _failed(self, kind: str, message: str, where: str, all_ranks: str = "") -> None:
         if kind == "NotImplementedError" and self._task.id in message:
             line = f'raise NotImplementedError("{self._task.id}")'
-            raise Empty(f"nothing written yet. Replace `{line}` in the cell above, run the cell, and check again")
+            raise Empty(
+                f"nothing written yet. Replace `{line}` in the cell above, "
+                "run the cell, and check again"
+            )
         raise Wrong(all_ranks or f"{self._task.function} raised {kind}: {message}{where}")
 
 
@@ -196,7 +241,7 @@ def _call(name: str, args_by_rank: Sequence, inplace: bool) -> tuple[object, dic
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """New random numbers for a grader; the notebook's own go on afterwards as if nothing had happened."""
+    """New random numbers for a grader; the notebook's own go on as if nothing had happened."""
     import torch
 
     before = random.getstate(), np.random.get_state()
@@ -224,7 +269,10 @@ def _limited(seconds: float) -> Iterator[None]:
     except KeyboardInterrupt:
         if not rang:
             raise
-        raise Wrong(f"no answer after {seconds:g} s: it hangs. Does some rank wait for one that never comes?") from None
+        raise Wrong(
+            f"no answer after {seconds:g} s: it hangs. "
+            "Does some rank wait for one that never comes?"
+        ) from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -1,13 +1,14 @@
 """`predict`: a participant commits to a guess, in place of None, before a cell measures the answer.
 
-    guess = predict("bytes that a rank sends in a step", None, unit="bytes")    # 3 * MiB, 4 * 801_536, ...
+    guess = predict("bytes that a rank sends in a step", None, unit="bytes")    # 4 * 801_536, ...
     guess.against(sent_bytes, hints={2: "all-reduce sends in both its halves"})
     predict("the gradient on rank 1", None, choices=["the sum", "the mean"]).against("the mean")
-    predict("chunk sent", [[None, None], [None, None]], rows="rank", columns="step").against([[0, 1], [1, 0]])
+    guess = predict("chunk sent", [[None, None], [None, None]], rows="rank", columns="step")
+    guess.against([[0, 1], [1, 0]])
 
-A key of `hints` is measured / guess, its text is what was probably missed. Seconds are never exact: `within=2` counts a
-guess as held within a factor of 2. A cell that is run again replaces its record, by name. `predict.card()` lists the
-predictions of a lesson.
+A key of `hints` is measured / guess, its text is what was probably missed. Seconds are never exact:
+`within=2` counts a guess as held within a factor of 2. A cell that is run again replaces its
+record, by name. `predict.card()` lists the predictions of a lesson.
 """
 
 from __future__ import annotations
@@ -23,11 +24,16 @@ from aiscale.lesson.progress import Shown, save, shell, show, show_table
 MiB = 2**20
 #: measured / guess: what was probably missed, for bytes and counts, and for bytes alone.
 _COUNT_HINTS = {2: "Do both directions, or both halves, count?", 0.5: "Is something counted twice?"}
-_BYTE_HINTS = {4: "A 32-bit number has 4 bytes", 8: "A 64-bit number has 8 bytes", 1 / 8: "Bytes or bits?"}
+_BYTE_HINTS = {
+    4: "A 32-bit number has 4 bytes",
+    8: "A 64-bit number has 8 bytes",
+    1 / 8: "Bytes or bits?",
+}
 
 Names = str | Sequence[str]  #: one word that is numbered, or a name for each
 
-_made: dict[str, Guess] = {}  #: this process's predictions by name, in the order in which they were first made
+#: this process's predictions by name, in the order in which they were first made
+_made: dict[str, Guess] = {}
 
 
 @dataclass(frozen=True)
@@ -46,9 +52,16 @@ class Guess(Shown):
         self.measured, self.verdict, self.source, self.hints = None, None, "measured", {}
 
     def against(
-        self, measured: object, hints: Mapping[float, str] | None = None, *, source: str = "measured"
+        self,
+        measured: object,
+        hints: Mapping[float, str] | None = None,
+        *,
+        source: str = "measured",
     ) -> Comparison:
-        """Show the guess beside what was measured, and return the verdict; source="computed" for a formula's value."""
+        """Show the guess beside what was measured, and return the verdict.
+
+        source: "computed" for a formula's value.
+        """
         self.source, self.hints = source, hints or {}
         self.measured = self.read(measured, "what was measured")
         none = Comparison(f"{source} {self.say(self.measured)}, without a guess")
@@ -67,8 +80,15 @@ class Guess(Shown):
     def keep(self) -> None:
         if self.guess is not None:
             verdict = self.verdict or Comparison("")
-            entry = {"kind": self.kind, "unit": self.unit, "guess": self.guess, "measured": self.measured}
-            save("predictions", self.name, {**entry, "ratio": verdict.ratio, "grade": verdict.grade})
+            entry = {
+                "kind": self.kind,
+                "unit": self.unit,
+                "guess": self.guess,
+                "measured": self.measured,
+            }
+            save(
+                "predictions", self.name, {**entry, "ratio": verdict.ratio, "grade": verdict.grade}
+            )
 
     def opening(self) -> str:
         if self.guess is not None:
@@ -79,7 +99,9 @@ class Guess(Shown):
         """The value in the form that is compared and saved."""
         number = value.item() if getattr(value, "ndim", None) == 0 else value  # of numpy or torch
         if isinstance(number, bool) or not isinstance(number, Real) or not math.isfinite(number):
-            raise LessonError(f"{self.name}: {what} is {value!r}, but it must be a number, as 3 or 1.5 * MiB")
+            raise LessonError(
+                f"{self.name}: {what} is {value!r}, but it must be a number, as 3 or 1.5 * MiB"
+            )
         return int(number) if isinstance(number, int) else float(number)
 
     def compare(self) -> Comparison:
@@ -98,12 +120,17 @@ class Guess(Shown):
         elif isinstance(measured, int) and self.unit not in ("s", "%", "times"):
             hints = _COUNT_HINTS | hints
         hint = next((text for key, text in hints.items() if abs(1 / ratio / key - 1) <= 0.02), "")
-        what = f"within a factor of {self.within:g}" if grade == "close" else f"off by a factor of {factor:.3g}"
+        what = (
+            f"within a factor of {self.within:g}"
+            if grade == "close"
+            else f"off by a factor of {factor:.3g}"
+        )
         what += f". {hint[0].upper()}{hint[1:]}" if hint else ""
         return Comparison(f"{line}, guess / {self.source} = {ratio:.3g}: {what}", grade, ratio)
 
     def say(self, value: object) -> str:
-        from aiscale.plots.style import format_bytes, format_seconds  # here, because matplotlib loads slowly
+        # here, because matplotlib loads slowly
+        from aiscale.plots.style import format_bytes, format_seconds
 
         if self.unit == "bytes":
             return format_bytes(value) + (f" ({value:,.0f} bytes)" if abs(value) >= 1024 else "")
@@ -121,14 +148,23 @@ class Choice(Guess):
         super().__init__(name, guess)
 
     def opening(self) -> str:
-        return super().opening() + "".join(f"\n  {i}  {choice}" for i, choice in enumerate(self.choices, 1))
+        return super().opening() + "".join(
+            f"\n  {i}  {choice}" for i, choice in enumerate(self.choices, 1)
+        )
 
     def read(self, value: object, what: str) -> str:
         for number, choice in enumerate(self.choices, 1):
-            if value == number or isinstance(value, str) and value.strip().lower() == choice.lower():
+            if (
+                value == number
+                or isinstance(value, str)
+                and value.strip().lower() == choice.lower()
+            ):
                 return choice
         texts = ", ".join(map(repr, self.choices))
-        raise LessonError(f"{self.name}: {what} is {value!r}, but it must be the number or the text of one of {texts}")
+        raise LessonError(
+            f"{self.name}: {what} is {value!r}, "
+            f"but it must be the number or the text of one of {texts}"
+        )
 
     def compare(self) -> Comparison:
         if self.guess == self.measured:
@@ -146,7 +182,9 @@ class GridGuess(Guess):
         self.shape = [len(row) for row in guess]
         self.rows, self.columns = _names(rows, len(guess)), _names(columns, max(self.shape))
         self.titles = {"rows": rows, "columns": columns}
-        super().__init__(name, guess if any(_plain(cell) is not None for row in guess for cell in row) else None)
+        super().__init__(
+            name, guess if any(_plain(cell) is not None for row in guess for cell in row) else None
+        )
 
     def read(self, value: object, what: str) -> list[list]:
         cells = [list(row) for row in value]
@@ -156,11 +194,17 @@ class GridGuess(Guess):
 
     def compare(self) -> Comparison:
         pairs = [zip(*rows, strict=True) for rows in zip(self.guess, self.measured, strict=True)]
-        wrong = [(r, c) for r, row in enumerate(pairs) for c, (mine, truth) in enumerate(row) if not _same(mine, truth)]
+        wrong = [
+            (r, c)
+            for r, row in enumerate(pairs)
+            for c, (mine, truth) in enumerate(row)
+            if not _same(mine, truth)
+        ]
         total = sum(self.shape)
         if not wrong:
             return Comparison(f"all {total} cells right", "exact")
-        where = ", ".join(f"{self.rows[r]} {self.columns[c]}" for r, c in wrong[:4]) + (", ..." if wrong[4:] else "")
+        where = ", ".join(f"{self.rows[r]} {self.columns[c]}" for r, c in wrong[:4])
+        where += ", ..." if wrong[4:] else ""
         grade = "near" if 2 * len(wrong) <= total else "off"
         return Comparison(f"{total - len(wrong)} of {total} cells right; wrong: {where}", grade)
 
@@ -178,7 +222,7 @@ def predict(
     rows: Names = "row",
     columns: Names = "column",
 ) -> Guess:
-    """Ask for a guess of a number, one of `choices`, or a grid (a list of rows); None means that none was made."""
+    """Ask for a guess of a number, one of `choices`, or a grid (a list of rows); None: no guess."""
     if choices is not None:
         made = Choice(name, guess, choices)
     elif isinstance(guess, list | tuple):
@@ -192,7 +236,7 @@ def predict(
 
 
 def card() -> None:
-    """Show each prediction of this notebook with guess, answer (measured or computed) and their ratio."""
+    """Show each prediction of this notebook with guess, answer (measured or computed) and ratio."""
     compared = [made for made in _made.values() if made.verdict]
     right = sum(made.verdict.grade in ("exact", "close") for made in compared)
     table = [("prediction", "guess", "answer", "guess / answer", "")]
@@ -207,7 +251,7 @@ predict.card = card
 
 
 def _names(names: Names, count: int) -> list[str]:
-    """The names of a grid's rows or columns: as they are given, or "rank 0", "rank 1" from "rank"."""
+    """The names of a grid's rows or columns: as given, or "rank 0", "rank 1" from "rank"."""
     return [f"{names} {i}" for i in range(count)] if isinstance(names, str) else list(names)
 
 

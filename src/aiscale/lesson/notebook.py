@@ -8,7 +8,8 @@
     |---|---|---|---|
     | 35 | 4 | any laptop, 2 cores | 02_ranks |
 
-`minutes` is a person's time without the cells tagged `optional`, `ranks` the most that the notebook starts.
+`minutes` is a person's time without the cells tagged `optional`, `ranks` the most that the notebook
+starts.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _HEADER = re.compile(
 
 
 class LessonError(ConfigError):
-    """A bad request about notebooks; the message is one line that says what to change, without a traceback."""
+    """A bad request about notebooks: one line that says what to change, without a traceback."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]
@@ -77,7 +78,9 @@ class Notebook:
         """Raises LessonError if the first cell does not begin as a lesson's does."""
         header = _HEADER.match(self.cells[0].source) if self.cells else None
         if not header:
-            raise LessonError(f"{self.path} does not begin with a lesson's title, promise and table")
+            raise LessonError(
+                f"{self.path} does not begin with a lesson's title, promise and table"
+            )
         values = header.groupdict()
         return Header(**values | {"minutes": int(values["minutes"]), "ranks": int(values["ranks"])})
 
@@ -93,7 +96,9 @@ def choose(what: str, names: Sequence[str] | None, paths: Iterable[Path], root: 
     """Of the files in `root`, all, or those that `names` select by name, number, word or path."""
     there = {path.stem: path for path in paths}
     if not names and not there:
-        raise LessonError(f"there is no {what} in {root}: run this in the project's folder, or name files")
+        raise LessonError(
+            f"there is no {what} in {root}: run this in the project's folder, or name files"
+        )
     return [_chosen(what, name, there) for name in names or there]
 
 
@@ -109,7 +114,7 @@ def _chosen(what: str, name: str, there: Mapping[str, Path]) -> Path:
 
 
 def find_root() -> Path:
-    """The folder notebooks/ of the working directory, else that of the source tree this package is installed from."""
+    """The folder notebooks/ here, else that of the source tree this package is installed from."""
     here, tree = Path("notebooks"), Path(__file__).resolve().parents[3] / "notebooks"
     return here if here.is_dir() or not tree.is_dir() else tree
 

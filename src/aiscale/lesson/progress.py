@@ -1,10 +1,11 @@
-"""How a prediction or a check is shown, in a notebook or a terminal, and kept on the participant's own disk.
+"""How a prediction or check is shown, in a notebook or terminal, and kept on one's own disk.
 
-The file is LESSON.json in `$AISCALE_PROGRESS`, else in progress/ of the checkout that holds the notebook, else of the
-notebook's folder. It holds guesses and what was checked, and no name of a person:
+The file is LESSON.json in `$AISCALE_PROGRESS`, else in progress/ of the checkout that holds the
+notebook, else of the notebook's folder. It holds guesses and what was checked, and no name of a
+person:
 
     {"predictions": {NAME: {"guess": 4000, "measured": 4096, "ratio": 0.98, "grade": "close", ...}},
-     "exercises": {"03.1": {"state": "right" | "wrong", "tries": 3, "hints": 1, "solution": false, ...}}}
+     "exercises": {"03.1": {"state": "right", "tries": 3, "hints": 1, "solution": false, ...}}}
 """
 
 from __future__ import annotations
@@ -22,10 +23,18 @@ from pathlib import Path
 from aiscale.config import write_whole
 
 _HERE = Path.cwd()  # now: a lesson may change its folder
-_CHECKOUT = next((tree for tree in _HERE.parents if (tree / "workshop" / "exercises").is_dir()), _HERE)
+_CHECKOUT = next(
+    (tree for tree in _HERE.parents if (tree / "workshop" / "exercises").is_dir()), _HERE
+)
 _FOLDER = Path(os.environ.get("AISCALE_PROGRESS") or _CHECKOUT / "progress").absolute()
 _unwritten: dict[str, dict] = {}  #: by lesson, what a folder that cannot be written does not keep
-_COLORS = {"exact": "#1b7a41", "close": "#1b7a41", "near": "#b98900", "off": "#b3261e", None: "#8a94a3"}
+_COLORS = {
+    "exact": "#1b7a41",
+    "close": "#1b7a41",
+    "near": "#b98900",
+    "off": "#b3261e",
+    None: "#8a94a3",
+}
 
 
 class Shown:
@@ -42,16 +51,19 @@ def shell():
 
 
 def show(text: str, grade: str | None = None, page: str = "", **facts: object) -> None:
-    """Print, or in a notebook display, with `facts` in the output's metadata for tests/answers.py."""
+    """Print, or in a notebook display, with `facts` in the metadata for tests/answers.py."""
     if not shell():
         print(text)
         return
     from IPython.display import display
 
     if not page:
-        name = facts.get("predict") or facts.get("against") or text.partition(": ")[0]  # a name may have a colon
+        # a name may have a colon
+        name = facts.get("predict") or facts.get("against") or text.partition(": ")[0]
         rest = text.removeprefix(f"{name}: ")
-        band = f"border-left: 4px solid {_COLORS[grade]}; padding: 0.1em 0.8em; white-space: pre-line"
+        band = (
+            f"border-left: 4px solid {_COLORS[grade]}; padding: 0.1em 0.8em; white-space: pre-line"
+        )
         rest = re.sub(r"`([^`\n]+)`", r"<code>\1</code>", html.escape(rest))
         page = f'<div style="{band}"><b>{html.escape(name)}</b>: {rest}</div>'
     display({"text/plain": text, "text/html": page}, raw=True, metadata={"aiscale": facts})
@@ -63,7 +75,10 @@ def show_table(title: str, table: Sequence[Sequence[str]], note: str = "") -> No
     text = [" | ".join(map(str.ljust, row, widths)).rstrip() for row in table]
     rows = [f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in table]
     page = f"<b>{title}</b><table>{rows[0].replace('td>', 'th>')}{''.join(rows[1:])}</table>"
-    show("\n".join([title, *text, *([note] if note else [])]), page=f"{page}<small>{html.escape(note)}</small>")
+    show(
+        "\n".join([title, *text, *([note] if note else [])]),
+        page=f"{page}<small>{html.escape(note)}</small>",
+    )
 
 
 def load(kind: str, lesson: str) -> dict[str, dict]:
@@ -78,7 +93,8 @@ def load(kind: str, lesson: str) -> dict[str, dict]:
 def save(kind: str, name: str, entry: dict, lesson: str = "") -> None:
     """Keep one entry, replacing an earlier one of this name; in this process alone while the folder
     cannot be written."""
-    lesson = lesson or Path(os.environ.get("JPY_SESSION_NAME") or "notebook").stem  # set by Jupyter's server
+    # set by Jupyter's server
+    lesson = lesson or Path(os.environ.get("JPY_SESSION_NAME") or "notebook").stem
     entries = _both(lesson)
     entries[kind][name] = {**entry, "at": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())}
     try:

@@ -32,11 +32,32 @@ class Execution:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("names", nargs="*", metavar="NAME", help="a notebook's name, number or path (default: all, in reading order)")
+    add(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="a notebook's name, number or path (default: all, in reading order)",
+    )
     add("--list", action="store_true", help="list them: title, minutes, what they need")
-    add("-p", "--parameter", metavar="KEY=VALUE", action="append", default=[], help="set a parameter of the notebooks")
-    add("--core", action="store_true", help="the lessons' core path: no optional cells, no appendices")
-    add("--out", default="build", metavar="DIR", help="executed copies go to DIR/notebooks (default: build)")
+    add(
+        "-p",
+        "--parameter",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="set a parameter of the notebooks",
+    )
+    add(
+        "--core",
+        action="store_true",
+        help="the lessons' core path: no optional cells, no appendices",
+    )
+    add(
+        "--out",
+        default="build",
+        metavar="DIR",
+        help="executed copies go to DIR/notebooks (default: build)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,13 +68,17 @@ def run(args: argparse.Namespace) -> int:
         for notebook in selection:
             header = notebook.header
             print(f"{notebook.name}: {header.title}")
-            print(f"    {header.minutes} min, ranks: {header.ranks}, {header.hardware}; comes before: {header.needs}")
+            about = f"{header.minutes} min, ranks: {header.ranks}, {header.hardware}"
+            print(f"    {about}; comes before: {header.needs}")
         return 0
     results = execute(selection, _parameters(args.parameter), args.out, args.core)
     failed = [result for result in results if result.error]
     for result in failed:
-        print(f"\n{result.name} failed after {result.seconds:.0f} s\n{result.error}", file=sys.stderr)
-    print(f"{len(results) - len(failed)} of {len(results)} notebooks passed in {sum(r.seconds for r in results):.0f} s")
+        print(
+            f"\n{result.name} failed after {result.seconds:.0f} s\n{result.error}", file=sys.stderr
+        )
+    passed, seconds = len(results) - len(failed), sum(result.seconds for result in results)
+    print(f"{passed} of {len(results)} notebooks passed in {seconds:.0f} s")
     return int(bool(failed))
 
 
@@ -62,7 +87,9 @@ def _parameters(assignments: Sequence[str]) -> dict[str, object]:
     for assignment in assignments:
         name, equals, value = (part.strip() for part in assignment.partition("="))
         if not equals or not name:
-            raise LessonError(f"-p {assignment!r} is not of the form key=value: write, for example, -p n_steps=20")
+            raise LessonError(
+                f"-p {assignment!r} is not of the form key=value: write, for example, -p n_steps=20"
+            )
         values[name] = value
         with suppress(ValueError):
             values[name] = json.loads(value)
@@ -75,8 +102,10 @@ def execute(
     out: str | Path = "build",
     core: bool = False,
 ) -> list[Execution]:
-    """Run notebooks one after the other, with their folder as working directory; with `core` without optional cells.
-    Raises LessonError before anything starts if a notebook lacks a parameter."""
+    """Run notebooks one after the other in their own folders; with `core` without optional cells.
+
+    Raises LessonError before anything starts if a notebook lacks a parameter.
+    """
     from papermill import inspect_notebook  # papermill takes a second to import
     from tqdm import tqdm
     from traitlets.config import Config
@@ -84,27 +113,44 @@ def execute(
     for notebook in chosen if parameters else []:
         there = inspect_notebook(str(notebook.path))
         for name in parameters.keys() - there.keys():
-            raise LessonError(f"{notebook.name} has no parameter {name}: {hint(name, there, ', '.join(there))}")
+            raise LessonError(
+                f"{notebook.name} has no parameter {name}: {hint(name, there, ', '.join(there))}"
+            )
     (folder := Path(out).absolute() / "notebooks").mkdir(parents=True, exist_ok=True)
     queues = os.environ.get("AISCALE_ENGINES") == "slurm" and "SLURM_JOB_ID" not in os.environ
-    options: dict = {"execution_timeout": None if queues else CELL_TIMEOUT_S, "shutdown_kernel": "immediate"}  # -2 s
+    options: dict = {
+        "execution_timeout": None if queues else CELL_TIMEOUT_S,
+        "shutdown_kernel": "immediate",  # -2 s
+    }
     os.environ.update(_environment())
     results = []
     with (
         tempfile.TemporaryDirectory(prefix=".lesson-", dir=folder.parent) as progress,
-        tempfile.TemporaryDirectory(dir="/tmp") as sockets,  # a short path; another process may take a port
+        # a short path; another process may take a port
+        tempfile.TemporaryDirectory(dir="/tmp") as sockets,
     ):
-        os.environ["AISCALE_PROGRESS"] = progress  # a participant's own stays as it is; compute nodes see it
-        options["config"] = Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}})
+        # a participant's own stays as it is; compute nodes see it
+        os.environ["AISCALE_PROGRESS"] = progress
+        options["config"] = Config(
+            {"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}}
+        )
         for notebook in (bar := tqdm(chosen, unit="notebook", disable=None)):
             bar.set_description(notebook.name)
-            writes = any("parameters" in tags(cell) and "\nfolder = " in f"\n{cell.source}" for cell in notebook.cells)
-            scripts = {"folder": f"{progress}/my"} if writes else {}  # nor are their scripts touched
-            results.append(_execute(notebook, folder, scripts | dict(parameters or {}), core, options))
+            writes = any(
+                "parameters" in tags(cell) and "\nfolder = " in f"\n{cell.source}"
+                for cell in notebook.cells
+            )
+            # nor are their scripts touched
+            scripts = {"folder": f"{progress}/my"} if writes else {}
+            results.append(
+                _execute(notebook, folder, scripts | dict(parameters or {}), core, options)
+            )
     return results
 
 
-def _execute(notebook: Notebook, folder: Path, parameters: dict, core: bool, options: dict) -> Execution:
+def _execute(
+    notebook: Notebook, folder: Path, parameters: dict, core: bool, options: dict
+) -> Execution:
     import papermill
     from nbconvert.filters import strip_ansi
 
@@ -118,7 +164,8 @@ def _execute(notebook: Notebook, folder: Path, parameters: dict, core: bool, opt
             kernel_name="python3",
             cwd=str(notebook.path.resolve().parent),
             progress_bar={"leave": False, "disable": None},
-            request_save_on_cell_execute=False,  # a twentieth of a second a cell; a failed copy is saved, too
+            # a twentieth of a second a cell; a failed copy is saved, too
+            request_save_on_cell_execute=False,
             **options,
             **({"skip_cells_with_tag": OPTIONAL} if core else {}),
         )
@@ -130,21 +177,35 @@ def _execute(notebook: Notebook, folder: Path, parameters: dict, core: bool, opt
 
 
 def shown(executed: Path) -> str:
-    """What the failing cell of an executed copy showed: a rank's error may be text, display data or the error."""
+    """What the failing cell of an executed copy showed.
+
+    A rank's error may be text, display data or the error.
+    """
     for cell in read(executed).cells if executed.exists() else []:
         outputs = cell.get("outputs", [])
         if any(output.output_type == "error" for output in outputs):
             plain = (out.get("text") or out.get("data", {}).get("text/plain") for out in outputs)
-            parts = (text or "\n".join(out.get("traceback", [])) for text, out in zip(plain, outputs, strict=True))
+            parts = (
+                text or "\n".join(out.get("traceback", []))
+                for text, out in zip(plain, outputs, strict=True)
+            )
             return "\n".join([cell.source, "", *parts])
     return ""
 
 
 def _environment() -> dict[str, str]:
-    """For the kernels: programs of this environment first, one thread (more only slow such small models down), nothing
-    from the hub."""
+    """For the kernels: programs of this environment first, one thread, nothing from the hub.
+
+    More threads only slow such small models down.
+    """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     threads = os.environ.get("OMP_NUM_THREADS") or "1"
-    runs = str(Path(os.environ.get("AISCALE_RUNS") or "runs").absolute())  # where ranks in a job keep their files
-    kernels = {"PATH": path, "OMP_NUM_THREADS": threads, "AISCALE_RUNS": runs, "PYTHONUNBUFFERED": "1"}
+    # where ranks in a job keep their files
+    runs = str(Path(os.environ.get("AISCALE_RUNS") or "runs").absolute())
+    kernels = {
+        "PATH": path,
+        "OMP_NUM_THREADS": threads,
+        "AISCALE_RUNS": runs,
+        "PYTHONUNBUFFERED": "1",
+    }
     return kernels | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

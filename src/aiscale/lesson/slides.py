@@ -1,9 +1,10 @@
-"""`aiscale slides`: decks for a talk, from the Markdown files in slides/, whose figures and numbers the package makes.
+"""`aiscale slides`: decks for a talk, from slides/*.md, with the package's figures and numbers.
 
     aiscale slides                  # all: build/slides/NAME.html
     aiscale slides 03_ddp --as-is   # one, with the notebooks' figures as they were last run
 
-A deck is one HTML file with reveal.js in it. Its source, in which an expression is Python with the names of NAMES:
+A deck is one HTML file with reveal.js in it. Its source, in which an expression is Python with the
+names of NAMES:
 
     title: Data parallelism            front matter; also subtitle, minutes, color (a strategy's)
     large = model_of("22b")            a name for its expressions
@@ -11,9 +12,10 @@ A deck is one HTML file with reveal.js in it. Its source, in which an expression
     ## Every rank holds everything     the title of a slide; `# ` makes a slide of one sentence
     GPT-2 has {{ count(cost.parameter_count(model_of("gpt2"))) }} parameters.
     |||                                between two columns
-    ![what it shows](plots:memory_bars({...}))        a figure of `aiscale.plots`
-    ![what it shows](../notebooks/figures/layer.svg)   a drawing of notebooks/figures/draw.py
-    ![what it shows](notebook:03_ddp#c20c3268)        the figure of an executed cell; a second one waits for a key
+    ![what it shows](plots:memory_bars({...}))          a figure of `aiscale.plots`
+    ![what it shows](../notebooks/figures/layer.svg)    a drawing of notebooks/figures/draw.py
+    ![what it shows](notebook:03_ddp#c20c3268)          the figure of an executed cell; a second
+                                                        one waits for a key
     Source: predicted by `cost`        under the figure, one of KINDS
     Note: what the speaker says, until the end of the slide
 """
@@ -50,7 +52,9 @@ KINDS = ("measured here", "predicted", "published", "drawn")  #: of what a sourc
 NUMBER = re.compile(r"\{\{(.+?)\}\}", re.S)
 _FROM, _END = r"plots|notebook|\.\./notebooks/figures", r"$(?=\n\s*\n|\n*\Z|\n\|\|\||\nSource:)"
 FIGURE = re.compile(rf"^!\[([^\]]+)\]\(({_FROM})[:/](.*?)\){_END}", re.M | re.S)
-_CODE_OR_MATH = re.compile(r"(?P<code>```.*?```|`[^`\n]+`)|\$\$(?P<block>.+?)\$\$|\$(?P<inline>[^$\n]+)\$", re.S)
+_CODE_OR_MATH = re.compile(
+    r"(?P<code>```.*?```|`[^`\n]+`)|\$\$(?P<block>.+?)\$\$|\$(?P<inline>[^$\n]+)\$", re.S
+)
 NAMES = {
     "np": numpy,
     "cost": cost,
@@ -80,18 +84,25 @@ class Deck:
 
     def value(self, expression: str) -> object:
         try:
-            return eval(" ".join(expression.split()), self.names)  # code of this repository, as a notebook's is
+            # code of this repository, as a notebook's is
+            return eval(" ".join(expression.split()), self.names)
         except Exception as error:
-            raise LessonError(f"{self.name}: {expression.strip()}: {type(error).__name__}: {error}") from None
+            raise LessonError(
+                f"{self.name}: {expression.strip()}: {type(error).__name__}: {error}"
+            ) from None
 
     def build(self, out: Path, as_is: bool = False) -> Path:
-        """Write OUT/slides/NAME.html; as_is: a figure of a notebook that was not run is an empty frame."""
+        """Write OUT/slides/NAME.html; as_is: a figure that was not run is an empty frame."""
         self.names, self.executed, self.as_is = dict(NAMES), out / "notebooks", as_is
         for name, expression in self.assigned.items():
             self.names[name] = self.value(expression)
-        page = jinja2.Template((files("aiscale.lesson") / "templates/slides.html.j2").read_text(), autoescape=True)
+        page = jinja2.Template(
+            (files("aiscale.lesson") / "templates/slides.html.j2").read_text(), autoescape=True
+        )
         shown = [self.slide(text.strip()) for text in self.texts]
-        text = page.render(deck=self, slides=shown, size=SIZE, ink=plots.style.text_color(self.color), **_parts())
+        text = page.render(
+            deck=self, slides=shown, size=SIZE, ink=plots.style.text_color(self.color), **_parts()
+        )
         (out / "slides").mkdir(parents=True, exist_ok=True)
         return write_whole(out / "slides" / f"{self.name}.html", text)
 
@@ -122,7 +133,11 @@ class Deck:
             else:
                 form, content = "svg+xml", (find_root() / "figures" / what).read_bytes()
             alt, then = html.escape(alt, quote=True), ' class="fragment"' if end else ""
-            image = f'<img src="{_data(f"image/{form}", content)}" alt="{alt}">' if content else f"{alt}: not run yet"
+            image = (
+                f'<img src="{_data(f"image/{form}", content)}" alt="{alt}">'
+                if content
+                else f"{alt}: not run yet"
+            )
             parts += [_html(text[end : figure.start()]), Markup(f"<figure{then}>{image}</figure>")]
             end = figure.end()
         return [part for part in [*parts, _html(text[end:])] if part]
@@ -140,10 +155,17 @@ class Deck:
     def shown(self, name: str, cell_id: str) -> bytes:
         copy = self.executed / f"{notebooks([name])[0].name}.ipynb"
         cells = read(copy).cells if copy.exists() else []
-        outputs = [output for cell in cells if cell.id == cell_id for output in cell.get("outputs", ())]
-        images = [output.data["image/png"] for output in outputs if "image/png" in output.get("data", ())]
+        outputs = [
+            output for cell in cells if cell.id == cell_id for output in cell.get("outputs", ())
+        ]
+        images = [
+            output.data["image/png"] for output in outputs if "image/png" in output.get("data", ())
+        ]
         if not images and not self.as_is:
-            raise LessonError(f"{self.name}: cell {cell_id} of {copy} has no figure: aiscale notebooks --core {name}")
+            raise LessonError(
+                f"{self.name}: cell {cell_id} of {copy} has no figure: "
+                f"aiscale notebooks --core {name}"
+            )
         return base64.b64decode(images[0]) if images else b""
 
 
@@ -159,11 +181,15 @@ def _data(kind: str, content: bytes) -> str:
 
 def _mathml(part: re.Match) -> str:
     display = "block" if part["block"] else "inline"
-    return part["code"] or latex2mathml.converter.convert(part["block"] or part["inline"], display=display)
+    return part["code"] or latex2mathml.converter.convert(
+        part["block"] or part["inline"], display=display
+    )
 
 
 def _html(text: str) -> Markup:
-    return Markup(markdown2html(_CODE_OR_MATH.sub(_mathml, text.strip()))) if text.strip() else Markup()
+    if not text.strip():
+        return Markup()
+    return Markup(markdown2html(_CODE_OR_MATH.sub(_mathml, text.strip())))
 
 
 def _inline(text: str) -> Markup:
@@ -172,31 +198,56 @@ def _inline(text: str) -> Markup:
 
 def _parts() -> dict[str, Markup]:
     """What all decks share: style, font, syntax colours, and reveal.js with its speaker's view."""
-    reveal = Path(find_spec("pyreveal").submodule_search_locations[0]) / "revealjs"  # reveal.js as a wheel
+    # reveal.js as a wheel
+    reveal = Path(find_spec("pyreveal").submodule_search_locations[0]) / "revealjs"
     css = [(reveal / "dist/reveal.css").read_text()]
     for weight, cut in ((400, "regular"), (600, "semibold")):
-        uri = _data("font/woff", (reveal / f"css/theme/fonts/source-sans-pro/source-sans-pro-{cut}.woff").read_bytes())
-        css += [f'@font-face {{ font-family: "Source Sans Pro"; font-weight: {weight}; src: url({uri}); }}']
+        uri = _data(
+            "font/woff",
+            (reveal / f"css/theme/fonts/source-sans-pro/source-sans-pro-{cut}.woff").read_bytes(),
+        )
+        face = f'font-family: "Source Sans Pro"; font-weight: {weight}; src: url({uri});'
+        css += [f"@font-face {{ {face} }}"]
     css += [(files("aiscale.lesson") / "templates/slides.css").read_text()]
     css += [HtmlFormatter(style="friendly").get_style_defs(".highlight")]
-    script = "\n;\n".join((reveal / name).read_text() for name in ("dist/reveal.js", "dist/plugin/notes.js"))
-    return {"css": Markup("\n".join(css)), "script": Markup(script.replace("</script", "<\\/script"))}
+    script = "\n;\n".join(
+        (reveal / name).read_text() for name in ("dist/reveal.js", "dist/plugin/notes.js")
+    )
+    return {
+        "css": Markup("\n".join(css)),
+        "script": Markup(script.replace("</script", "<\\/script")),
+    }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("names", nargs="*", metavar="NAME", help="a deck's name, number or path (default: all of slides/)")
-    add("--as-is", action="store_true", help="run no notebook: take their figures as they were last run, or leave room")
+    add(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="a deck's name, number or path (default: all of slides/)",
+    )
+    add(
+        "--as-is",
+        action="store_true",
+        help="run no notebook: take their figures as they were last run, or leave room",
+    )
     add("--out", default="build", metavar="DIR", help="the decks go to DIR/slides (default: build)")
 
 
 def run(args: argparse.Namespace) -> int:
     selection, out = decks(args.names), Path(args.out)
     needed = notebooks(sorted(set().union(*(deck.notebooks for deck in selection))))
-    missing = [notebook for notebook in needed if not (out / "notebooks" / f"{notebook.name}.ipynb").exists()]
+    missing = [
+        notebook
+        for notebook in needed
+        if not (out / "notebooks" / f"{notebook.name}.ipynb").exists()
+    ]
     for result in execute(missing, out=out, core=True) if missing and not args.as_is else []:
         if result.error:
-            raise LessonError(f"{result.name} failed: aiscale notebooks --core {result.name} shows where")
+            raise LessonError(
+                f"{result.name} failed: aiscale notebooks --core {result.name} shows where"
+            )
     for deck in selection:
         print(f"{deck.build(out, args.as_is)}: {len(deck.texts) + 1} slides")
     return 0

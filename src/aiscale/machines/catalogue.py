@@ -1,11 +1,12 @@
-"""Figures of accelerators, nodes and networks from data sheets and sites' documentation, with sources.
+"""Figures of accelerators, nodes and networks from data sheets and sites' pages, with sources.
 
-    find("a100-sxm4-80gb").peak_flops("bf16")               # 312e12 FLOP/s, dense; None without such a unit
+    find("a100-sxm4-80gb").peak_flops("bf16")               # 312e12 FLOP/s, dense, or None
     find_machine("frontier").node.accelerator.memory_bytes  # one GCD of an MI250X
 
-`verification` is "primary" (read in the maker's or the site's own documentation), "secondary" (a maintained collection
-of data sheets, another site) or "measured". A figure without a source is None. FLOP/s are dense, bandwidths in one
-direction; memory is what torch reports. A system's node may be `like` that of another system, with changes.
+`verification` is "primary" (read in the maker's or the site's own documentation), "secondary" (a
+maintained collection of data sheets, another site) or "measured". A figure without a source is
+None. FLOP/s are dense, bandwidths in one direction; memory is what torch reports. A system's node
+may be `like` that of another system, with changes.
 """
 
 from __future__ import annotations
@@ -20,21 +21,24 @@ from aiscale.config import ConfigError, hint
 from aiscale.config.run import build
 
 Precision = Literal["fp32", "fp32_matrix", "tf32", "fp16", "bf16", "fp8"]
-Figure = Literal["all", "tflops", "memory", "link", "power"]  #: of an accelerator; all: one source for all
+#: of an accelerator; all: one source for all
+Figure = Literal["all", "tflops", "memory", "link", "power"]
 Verification = Literal["primary", "secondary", "measured"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerator:
-    """One device as torch sees it: a GPU, one GCD of an MI250X, one tile of a Max 1550, a TPU chip, an IPU."""
+    """A device as torch sees it: a GPU, a GCD of an MI250X, a tile of a Max 1550, a TPU, an IPU."""
 
     name: str
     tflops: Mapping[Precision, float]  #: dense peak by precision, 10^12 FLOP/s
     memory_gb: float  #: 10^9 bytes, as torch reports them
     memory_tb_s: float | None = None  #: 10^12 bytes/s between the device and its memory
     watts: float | None = None  #: of its board, at most; of its share where a board has several
-    link_gb_s: float | None = None  #: 10^9 bytes/s to its neighbours in the node, all its links, one direction
-    library: Literal["nccl", "rccl", "gloo"] = "nccl"  #: of its collectives; others are taken as NCCL's
+    #: 10^9 bytes/s to its neighbours in the node, all its links, one direction
+    link_gb_s: float | None = None
+    #: of its collectives; others are taken as NCCL's
+    library: Literal["nccl", "rccl", "gloo"] = "nccl"
     torch_names: tuple[str, ...] = ()  #: parts of torch's device name, all of which must occur
     verification: Verification = "secondary"
     sources: Mapping[Figure, str] = field(default_factory=dict)
@@ -48,9 +52,10 @@ class Accelerator:
         return None if self.memory_tb_s is None else self.memory_tb_s * 1e12
 
     def peak_flops(self, precision: str) -> float | None:
-        """Peak FLOP/s of matrix products in a precision; None without hardware units or without a figure.
+        """Peak FLOP/s of matrix products in a precision; None without hardware units or a figure.
 
-        AMD's GPUs multiply fp32 matrices in units of their own, fp32_matrix; tflops["fp32"] is the vector units' peak.
+        AMD's GPUs multiply fp32 matrices in units of their own, fp32_matrix; tflops["fp32"] is the
+        vector units' peak.
         """
         tflops = self.tflops.get(f"{precision}_matrix", self.tflops.get(precision))
         return None if tflops is None else tflops * 1e12
@@ -63,14 +68,17 @@ class Network:
     nic_gb_s: float | None = None  #: 10^9 bytes/s through one adapter, one direction
     topology: Literal["fat-tree", "dragonfly", "dragonfly+", "torus"] | None = None
     group_nodes: int | None = None  #: nodes in one group of a dragonfly
-    taper: float | None = None  #: bandwidth that leaves a group or a leaf, over what its nodes inject; 1: non-blocking
+    #: bandwidth that leaves a group or a leaf, over what its nodes inject; 1: non-blocking
+    taper: float | None = None
     source: str
     verification: Verification = "primary"
 
     @property
     def injection_bytes_s(self) -> float | None:
         """From one node into the network, all its adapters, one direction."""
-        return None if self.nics is None or self.nic_gb_s is None else self.nics * self.nic_gb_s * 1e9
+        return (
+            None if self.nics is None or self.nic_gb_s is None else self.nics * self.nic_gb_s * 1e9
+        )
 
 
 Curve = tuple[tuple[float, float], ...]  #: (bytes, 10^9 bytes/s), growing
@@ -80,8 +88,9 @@ Curve = tuple[tuple[float, float], ...]  #: (bytes, 10^9 bytes/s), growing
 class Node:
     """Devices that share one operating system.
 
-    bus_gb_s and in_switch_gb_s are the bus bandwidth of nccl-tests, measured by an all-reduce over all devices:
-    2 (n-1)/n bytes over seconds. ring_gb_s, pair_gb_s and mate_gb_s are nominal figures of links, in one direction.
+    bus_gb_s and in_switch_gb_s are the bus bandwidth of nccl-tests, measured by an all-reduce over
+    all devices: 2 (n-1)/n bytes over seconds. ring_gb_s, pair_gb_s and mate_gb_s are nominal
+    figures of links, in one direction.
     """
 
     accelerator: Accelerator
@@ -89,7 +98,8 @@ class Node:
     bus_gb_s: Curve | None = None  #: measured, on rings: [[bytes of the buffer, 10^9 bytes/s], ...]
     in_switch_gb_s: Curve | None = None  #: measured, where switches add up (NVLink SHARP)
     ring_gb_s: float | None = None  #: 10^9 bytes/s between neighbours on rings through all devices
-    pair_gb_s: float | None = None  #: 10^9 bytes/s between two devices; every pair has links of its own (no switch)
+    #: 10^9 bytes/s between two devices; every pair has links of its own (no switch)
+    pair_gb_s: float | None = None
     mate_gb_s: float | None = None  #: 10^9 bytes/s between the two devices of one package
     host_gb: float | None = None  #: 10^9 bytes of the processors' memory that jobs may use
     host_source: str = ""
@@ -109,13 +119,20 @@ class Machine:
     nodes: int | None = None  #: None without a source
 
 
-def read_catalogue(root: Path) -> tuple[dict[str, Accelerator], dict[str, Machine], dict[str, dict]]:
-    """The accelerators and systems in the folders `accelerators` and `systems` of `root`, and the systems' node tables,
-    by file name. Invalid TOML, an unknown key or a missing one raises ConfigError with one line that names the file."""
-    accelerators = {name: _accelerator(name, *file) for name, *file in _files(root / "accelerators")}
+def read_catalogue(
+    root: Path,
+) -> tuple[dict[str, Accelerator], dict[str, Machine], dict[str, dict]]:
+    """The accelerators, the systems and the systems' node tables below `root`, by file name.
+
+    They are in its folders `accelerators` and `systems`. Invalid TOML, an unknown key or a missing
+    one raises ConfigError with one line that names the file.
+    """
+    devices = _files(root / "accelerators")
+    accelerators = {name: _accelerator(name, *file) for name, *file in devices}
     systems = {name: file for name, *file in _files(root / "systems")}
     nodes = {name: table.get("node", {}) for name, (_, table) in systems.items()}
-    return accelerators, {name: _machine(name, *file, accelerators, nodes) for name, file in systems.items()}, nodes
+    machines = {name: _machine(name, *file, accelerators, nodes) for name, file in systems.items()}
+    return accelerators, machines, nodes
 
 
 def _files(folder: Path) -> Iterator[tuple[str, str, dict]]:
@@ -140,13 +157,18 @@ def _accelerator(name: str, where: str, table: dict) -> Accelerator:
     return _build(Accelerator, table | {"name": name}, where)
 
 
-def _machine(name: str, where: str, table: dict, accelerators: Mapping[str, Accelerator], nodes: dict) -> Machine:
+def _machine(
+    name: str, where: str, table: dict, accelerators: Mapping[str, Accelerator], nodes: dict
+) -> Machine:
     node = dict(table.get("node", {}))
     like = node.pop("like", None)
     if like is not None:
         if "like" in nodes.get(like, {"like": ""}):
             originals = {other: keys for other, keys in nodes.items() if "like" not in keys}
-            raise ConfigError(f"{where}: node.like: {_nearest('system with a node of its own', str(like), originals)}")
+            raise ConfigError(
+                f"{where}: node.like: "
+                f"{_nearest('system with a node of its own', str(like), originals)}"
+            )
         node = nodes[like] | node
     if "host_gb" in node and not node.get("host_source"):
         raise ConfigError(f"{where}: key node.host_source is missing: every figure has a source")
@@ -156,7 +178,9 @@ def _machine(name: str, where: str, table: dict, accelerators: Mapping[str, Acce
     elif device in accelerators:
         node["accelerator"] = accelerators[device]
     elif device is not None:
-        raise ConfigError(f"{where}: node.accelerator: {_nearest('accelerator', str(device), accelerators)}")
+        raise ConfigError(
+            f"{where}: node.accelerator: {_nearest('accelerator', str(device), accelerators)}"
+        )
     return _build(Machine, table | {"name": name, "node": node}, where)
 
 
@@ -183,8 +207,11 @@ def find(name: str) -> Accelerator:
 
 
 def find_machine(name: str) -> Machine:
-    """The machine of that name, or of your own file ("mine.toml", like those in systems/; node.accelerator may be a
-    table like those in accelerators/). An unknown name raises ConfigError with the nearest one."""
+    """The machine of that name, or of your own file, "mine.toml".
+
+    A file is like those in systems/; node.accelerator may be a table like those in accelerators/.
+    An unknown name raises ConfigError with the nearest one.
+    """
     if name.endswith(".toml"):
         return _machine(Path(name).stem, name, _read(Path(name), name), ACCELERATORS, _NODES)
     if name not in MACHINES:
@@ -193,7 +220,7 @@ def find_machine(name: str) -> Machine:
 
 
 def find_device(torch_name: str) -> Accelerator | None:
-    """The accelerator with torch's device name ("NVIDIA A100-SXM4-80GB"), or None if it is unknown."""
+    """The accelerator with torch's device name ("NVIDIA A100-SXM4-80GB"); None if unknown."""
     for device in ACCELERATORS.values():
         if device.torch_names and all(part in torch_name for part in device.torch_names):
             return device

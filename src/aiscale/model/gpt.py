@@ -1,15 +1,15 @@
-"""A GPT: token and position embeddings, L blocks of attention and MLP on a residual stream, an output head.
+"""A GPT: embeddings, L blocks of attention and MLP on a residual stream, an output head.
 
     model = GPT(ModelConfig(n_layer=6, n_head=6, d_model=384, vocab_size=256, max_seq_len=256))
-    loss = model(tokens, targets)                    # training: the mean cross-entropy, a scalar
-    logits = model(tokens)                           # a score for every entry of the vocabulary at every position
+    loss = model(tokens, targets)    # training: the mean cross-entropy, a scalar
+    logits = model(tokens)           # a score for every vocabulary entry at every position
 
-The model knows nothing of processes: a strategy of `parallel` transforms it from outside. It can be built on the meta
-device without memory; `to_empty` and `init_weights` then fill it, or `draw` hands out its weights
-tensor by tensor, to a rank that keeps a part of them.
+The model knows nothing of processes: a strategy of `parallel` transforms it from outside. It can be
+built on the meta device without memory; `to_empty` and `init_weights` then fill it, or `draw` hands
+out its weights tensor by tensor, to a rank that keeps a part of them.
 
-Shapes: B batch, T tokens, D width, H heads, G key/value heads, C width of a head (D = H C), F width of the MLP's
-hidden layer, V vocabulary, L layers.
+Shapes: B batch, T tokens, D width, H heads, G key/value heads, C width of a head (D = H C), F width
+of the MLP's hidden layer, V vocabulary, L layers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from aiscale.model.kernels import Linear, causal_attention, cross_entropy
 from aiscale.model.positions import distance_scores, place, rotate, sinusoids
 
 ACTIVATIONS = {
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # GPT-2's: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+    # GPT-2's: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "gelu": F.gelu,
     "relu": F.relu,
     "silu": F.silu,
@@ -36,8 +37,8 @@ ACTIVATIONS = {
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
-    """Layer norm (subtract the mean, divide by the standard deviation) or RMS norm (only divide). DeepNorm is a layer
-    norm too, at another place (`Block`)."""
+    """Layer norm (subtract the mean, divide by the standard deviation) or RMS norm (only divide).
+    DeepNorm is a layer norm too, at another place (`Block`)."""
     if config.norm == "rmsnorm":
         return nn.RMSNorm(config.d_model, eps=config.norm_eps)
     return nn.LayerNorm(config.d_model, eps=config.norm_eps, bias=config.bias)
@@ -49,8 +50,9 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.n_head, self.kv_heads, self.d_head = config.n_head, config.kv_heads, config.d_head
-        # One product computes queries, keys and values of all heads: rows [H C | G C | G C] of the weight.
-        self.qkv = Linear(config.d_model, (config.n_head + 2 * config.kv_heads) * config.d_head, bias=config.bias)
+        # One product computes queries, keys and values of all heads: weight rows [H C | G C | G C].
+        rows = (config.n_head + 2 * config.kv_heads) * config.d_head
+        self.qkv = Linear(config.d_model, rows, bias=config.bias)
         self.out = Linear(config.d_model, config.d_model, bias=config.bias)
         self.position = config.position
         if self.position in ("shaw", "huang"):  # a vector for each distance, the same for all heads
@@ -60,17 +62,23 @@ class Attention(nn.Module):
         """x (B,T,D) -> (B,T,D); where: from `positions.place`."""
         B, T, D = x.shape
         widths = [heads * self.d_head for heads in (self.n_head, self.kv_heads, self.kv_heads)]
-        # Split before the transpose, so that the backward pass copies the three gradients once, not twice.
-        q, k, v = (part.view(B, T, -1, self.d_head).transpose(1, 2) for part in self.qkv(x).split(widths, dim=-1))
+        # Split before the transpose, so that the backward pass copies the three gradients once.
+        q, k, v = (
+            part.view(B, T, -1, self.d_head).transpose(1, 2)
+            for part in self.qkv(x).split(widths, dim=-1)
+        )
         if self.position == "rotary" and where is not None:
             q, k = rotate(q, where), rotate(k, where)
         if self.position in ("shaw", "huang"):
-            where = distance_scores(q, k, self.distance_embedding.weight, where, of_keys=self.position == "huang")
+            table, of_keys = self.distance_embedding.weight, self.position == "huang"
+            where = distance_scores(q, k, table, where, of_keys=of_keys)
         mask = None if self.position == "rotary" else where
         if mask is None:
             y = causal_attention(q, k, v)
         else:
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=self.kv_heads != self.n_head)
+            y = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, enable_gqa=self.kv_heads != self.n_head
+            )
         return self.out(y.transpose(1, 2).reshape(B, T, D))
 
 
@@ -81,7 +89,8 @@ class MLP(nn.Module):
         super().__init__()
         self.activation, self.gated = ACTIVATIONS[CHOICES[config.activation].function], config.gated
         # A gate needs two products of the input: one matrix with rows [gate | value].
-        self.up = Linear(config.d_model, config.ff_width * (2 if self.gated else 1), bias=config.bias)
+        rows = config.ff_width * (2 if self.gated else 1)
+        self.up = Linear(config.d_model, rows, bias=config.bias)
         self.down = Linear(config.ff_width, config.d_model, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,8 +103,11 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention and MLP each read a normed copy of the residual stream and add to it. With DeepNorm (Wang et
-    al. 2022) they read the stream itself, and LN(alpha x + f(x)) goes on, alpha = (2 L)^(1/4): 1000 layers train."""
+    """One layer: attention and MLP each read a normed copy of the residual stream and add to it.
+
+    With DeepNorm (Wang et al. 2022) they read the stream itself, and LN(alpha x + f(x)) goes on,
+    alpha = (2 L)^(1/4): 1000 layers train.
+    """
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -117,7 +129,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder-only transformer of `config`'s shape; its weights come from torch's global random generator."""
+    """A decoder-only transformer of `config`'s shape; weights: from torch's global generator."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -129,7 +141,8 @@ class GPT(nn.Module):
             if config.position == "t5":
                 self.relative_embedding = nn.Embedding(config.relative_buckets, config.n_head)
             self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-            self.norm = nn.Identity() if config.norm == "deepnorm" else make_norm(config)  # the last block has normed
+            # With DeepNorm the last block has normed.
+            self.norm = nn.Identity() if config.norm == "deepnorm" else make_norm(config)
             if not config.tied:
                 self.head = Linear(config.d_model, config.vocab_size, bias=False)
         self.to_empty(device=torch.get_default_device())
@@ -137,9 +150,12 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """GPT-2's initialization: weights from N(0, 0.02), biases 0, norms 1. The two layers of each block that add to
-        the residual stream are scaled by 1 / sqrt(2 L), so that its variance does not grow with depth. DeepNorm's own:
-        Xavier's, and times beta = (8 L)^(-1/4) for the MLP, attention's values and its output."""
+        """GPT-2's initialization: weights from N(0, 0.02), biases 0, norms 1.
+
+        The two layers of each block that add to the residual stream are scaled by 1 / sqrt(2 L), so
+        that its variance does not grow with depth. DeepNorm's own: Xavier's, and times
+        beta = (8 L)^(-1/4) for the MLP, attention's values and its output.
+        """
         for name, parameter in self.named_parameters():
             self._init(name, parameter)
 
@@ -188,8 +204,8 @@ class GPT(nn.Module):
         """tokens (B,T) -> the residual stream after the last norm (B,T,D)."""
         if tokens.shape[1] > self.config.max_seq_len:
             raise ConfigError(
-                f"a sequence of {tokens.shape[1]} tokens, but model.max_seq_len is {self.config.max_seq_len}: "
-                "cut it, or lengthen the second"
+                f"a sequence of {tokens.shape[1]} tokens, but model.max_seq_len is "
+                f"{self.config.max_seq_len}: cut it, or lengthen the second"
             )
         x, where = self.embed(tokens, torch.arange(tokens.shape[1], device=tokens.device))
         recompute = self.config.activation_checkpointing and torch.is_grad_enabled()
@@ -201,15 +217,17 @@ class GPT(nn.Module):
         return self.norm(x)
 
     def embed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
-        """tokens (B,T), positions (T,) -> the residual stream before the blocks (B,T,D), and what tells the
-        blocks where tokens stand (`place`)."""
+        """The residual stream before the blocks (B,T,D), and what `place` returns.
+
+        tokens (B,T), positions (T,). The second tells the blocks where tokens stand.
+        """
         try:
             x = self.token_embedding(tokens)
         except IndexError:  # cheaper than checking all tokens before every step
             raise ConfigError(
-                f"tokens run from {int(tokens.min())} to {int(tokens.max())}, "
-                f"but model.vocab_size {self.config.vocab_size} ends at {self.config.vocab_size - 1}: "
-                "raise it, or use the tokenizer that the model was made for"
+                f"tokens run from {int(tokens.min())} to {int(tokens.max())}, but model.vocab_size "
+                f"{self.config.vocab_size} ends at {self.config.vocab_size - 1}: raise it, or use "
+                "the tokenizer that the model was made for"
             ) from None
         if self.config.position == "learned":
             x = x + self.position_embedding(positions)
@@ -219,7 +237,10 @@ class GPT(nn.Module):
         return x, place(positions, self.config, x.dtype, table)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """tokens (B,T) -> logits (B,T,V); with targets (B,T), the mean cross-entropy in nats, a scalar."""
+        """tokens (B,T) -> logits (B,T,V).
+
+        With targets (B,T), the mean cross-entropy in nats, a scalar.
+        """
         x = self.hidden(tokens)
         if targets is None:
             return F.linear(x, self.head_weight)

@@ -1,1 +1,1 @@
-"""How many nodes, which layout, how long, does it fit: answered from formulas; see `command` for the calls."""
+"""How many nodes, which layout, how long, does it fit: by formulas; see `command` for calls."""

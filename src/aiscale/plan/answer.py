@@ -1,4 +1,4 @@
-"""The answer for one layout on one machine: time, memory by stage, rates, and the way to a token budget."""
+"""The answer for a layout on a machine: time, memory by stage, rates, days to a token budget."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Answer:
 
     @property
     def tflops(self) -> float:
-        """Model FLOPs per device, 10^12 FLOP/s: 6 N and the whole score matrix, without recomputation."""
+        """Model FLOP/s per device, 10^12: 6 N and the whole score matrix, without recomputation."""
         return self.shape.flops_per_token() * self.tokens_per_s / 1e12
 
     @property
@@ -61,7 +61,8 @@ class Answer:
     @property
     def hfu(self) -> float:
         """With what is computed twice."""
-        return self.mfu * (1 + self.step.recompute_s / max(1e-12, self.step.compute_s - self.step.recompute_s))
+        once = max(1e-12, self.step.compute_s - self.step.recompute_s)
+        return self.mfu * (1 + self.step.recompute_s / once)
 
     @property
     def nodes(self) -> float:
@@ -74,7 +75,10 @@ class Answer:
         return self.days(tokens) * 24 * self.nodes
 
     def energy_kwh(self, tokens: float) -> float | None:
-        """Of the devices, at the power of their boards: at most. FORGE-L's took two thirds of it (`forge_facts`)."""
+        """Of the devices, at the power of their boards: at most.
+
+        FORGE-L's took two thirds of it (`forge_facts`).
+        """
         watts = self.platform.machine.node.accelerator.watts
         return watts and self.days(tokens) * 24 * self.layout.gpus * watts / 1000
 
@@ -84,10 +88,13 @@ class Answer:
         return ("one node, " if self.nodes <= 1 else "many nodes, ") + program
 
     def band(self, value: float, what: str = "") -> list[float]:
-        """Between which 8 of 10 published runs of this kind would be measured: memory, or else seconds and what grows
-        with them."""
+        """Between which 8 of 10 published runs of this kind would be measured.
+
+        what: memory, or else seconds and what grows with them.
+        """
         rows = SCOREBOARD["bands"]["seen" if self.layout.software.program else "unseen"]
-        return [_digits(value * ratio) for ratio in rows[what or ("one_node" if self.nodes <= 1 else "many_nodes")]]
+        what = what or ("one_node" if self.nodes <= 1 else "many_nodes")
+        return [_digits(value * ratio) for ratio in rows[what]]
 
     @cached_property
     def stages(self) -> list[dict[str, float]]:
@@ -96,23 +103,39 @@ class Answer:
 
     def to_dict(self) -> dict:
         step, total = self.step, self.step.total_s
-        seconds = {"compute": step.compute_s, "of it recomputation": step.recompute_s, "bubble": step.bubble_s}
+        seconds = {
+            "compute": step.compute_s,
+            "of it recomputation": step.recompute_s,
+            "bubble": step.bubble_s,
+        }
         seconds |= step.parts | {"optimizer and fixed": step.optimizer_s}
         numbers = {
-            "step_time_s": total, "tokens_per_s_per_gpu": self.tokens_per_s, "tflops_per_gpu": self.tflops,
-            "mfu_pct": 100 * self.mfu, "hfu_pct": 100 * self.hfu, "memory_GB": self.memory_gb,
-            "capacity_GB": self.capacity_gb, "bubble_fraction": step.bubble_s / total,
+            "step_time_s": total,
+            "tokens_per_s_per_gpu": self.tokens_per_s,
+            "tflops_per_gpu": self.tflops,
+            "mfu_pct": 100 * self.mfu,
+            "hfu_pct": 100 * self.hfu,
+            "memory_GB": self.memory_gb,
+            "capacity_GB": self.capacity_gb,
+            "bubble_fraction": step.bubble_s / total,
             "exposed_comm_fraction": min(1.0, sum(step.parts.values()) / total),
-        }  # fmt: skip
+        }
         host = {when: _digits(gb) for when, gb in self.host_gb.items()}
         host |= {"capacity": self.host_capacity_gb, "fits": self.fits_host}
-        return {
-            "layout": self.layout.name(), "option": self.layout.option(), "gpus": self.layout.gpus, "kind": self.kind,
-            "params_B": round(self.shape.parameters / 1e9, 4), "fits": self.fits, "launch_bound": step.launch_bound,
-            "step_time_s_band": self.band(total), "memory_GB_band": self.band(self.memory_gb, "memory"),
+        about = {
+            "layout": self.layout.name(),
+            "option": self.layout.option(),
+            "gpus": self.layout.gpus,
+            "kind": self.kind,
+            "params_B": round(self.shape.parameters / 1e9, 4),
+            "fits": self.fits,
+            "launch_bound": step.launch_bound,
+            "step_time_s_band": self.band(total),
+            "memory_GB_band": self.band(self.memory_gb, "memory"),
             "seconds": {name: _digits(value) for name, value in seconds.items()},
             "host_GB_a_node": host,
-        } | {name: _digits(value) for name, value in numbers.items()}  # fmt: skip
+        }
+        return about | {name: _digits(value) for name, value in numbers.items()}
 
 
 def _digits(value: float) -> float:
@@ -120,7 +143,7 @@ def _digits(value: float) -> float:
 
 
 def plan(shape: Shape, layout: Layout, platform: Platform, c=CONSTANTS) -> Answer:
-    """Raises ConfigError if the pieces do not fit together; a layout that needs too much memory is an answer."""
+    """Raises ConfigError if the pieces do not fit together; too little memory is an answer."""
     layout.check(shape)
     return predict(shape, layout, platform, c)
 
@@ -128,4 +151,5 @@ def plan(shape: Shape, layout: Layout, platform: Platform, c=CONSTANTS) -> Answe
 def predict(shape: Shape, layout: Layout, platform: Platform, c=CONSTANTS) -> Answer:
     """`plan` without the checks, for layouts that are known to be sound."""
     needed, holds = needed_bytes(shape, layout, c), capacity_bytes(platform, layout, c)
-    return Answer(shape, layout, platform, step_seconds(shape, layout, platform, c), needed / 1e9, holds / 1e9)
+    step = step_seconds(shape, layout, platform, c)
+    return Answer(shape, layout, platform, step, needed / 1e9, holds / 1e9)

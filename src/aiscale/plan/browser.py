@@ -1,6 +1,7 @@
 """The planner in a browser tab: a page of sliders, in which Pyodide runs this same package.
 
-The page calls `choices` and `ask`; they run here as well, and a test compares both. Pyodide comes from npm (14 MB).
+The page calls `choices` and `ask`; they run here as well, and a test compares both. Pyodide comes
+from npm (14 MB).
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ from aiscale.plan.constants import SCOREBOARD
 from aiscale.plan.presets import TABLE, presets
 
 PYODIDE = "314.0.7"  #: Python 3.14
-FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "pyodide-lock.json", "python_stdlib.zip")
+FILES = (
+    "pyodide.mjs",
+    "pyodide.asm.mjs",
+    "pyodide.asm.wasm",
+    "pyodide-lock.json",
+    "python_stdlib.zip",
+)
 ROOMS = ("config", "machines", "cost", "plan")
 
 
@@ -33,11 +40,19 @@ def choices() -> str:
         with contextlib.suppress(ConfigError):
             args = _args(["--model", name])
             shape = command.find_shape(args)
-            models[name] = {"billions": shape.parameters / 1e9, "batch": command.batch_of(args), "seq": shape.seq}
+            models[name] = {
+                "billions": shape.parameters / 1e9,
+                "batch": command.batch_of(args),
+                "seq": shape.seq,
+            }
     machines = {}
     for name, machine in MACHINES.items():
         node = machine.node
-        machines[name] = {"nodes": machine.nodes or 1024, "devices": node.devices, "accelerator": node.accelerator.name}
+        machines[name] = {
+            "nodes": machine.nodes or 1024,
+            "devices": node.devices,
+            "accelerator": node.accelerator.name,
+        }
     return json.dumps({"models": models, "machines": machines, "scoreboard": SCOREBOARD["lines"]})
 
 
@@ -62,7 +77,7 @@ def _args(argv: list[str]) -> argparse.Namespace:
 
 
 def write_page(out: Path) -> str:
-    """Write the page, the package and Pyodide to a folder; returns a line that says how to open it."""
+    """Write the page, the package and Pyodide to a folder; returns a line on how to open it."""
     require_writable(out, "--page")
     out.mkdir(parents=True, exist_ok=True)
     here = Path(__file__).parent
@@ -74,7 +89,10 @@ def write_page(out: Path) -> str:
                 archive.writestr(str(file.relative_to(here.parents[1])), file.read_bytes())
     shutil.copyfile(here / "page.html", out / "index.html")
     fetch_pyodide(out)
-    return f"{out / 'index.html'}: open it through a web server, such as python -m http.server --directory {out}"
+    return (
+        f"{out / 'index.html'}: open it through a web server, "
+        f"such as python -m http.server --directory {out}"
+    )
 
 
 def fetch_pyodide(out: Path) -> None:
@@ -83,8 +101,8 @@ def fetch_pyodide(out: Path) -> None:
         return
     if not shutil.which("npm"):
         raise ConfigError(
-            f"the page needs Pyodide {PYODIDE}, and there is no npm to fetch it: install npm, or copy "
-            f"{', '.join(FILES)} to {out}, from npm's package pyodide"
+            f"the page needs Pyodide {PYODIDE}, and there is no npm to fetch it: "
+            f"install npm, or copy {', '.join(FILES)} to {out}, from npm's package pyodide"
         )
     with tempfile.TemporaryDirectory() as folder:
         pack = ["npm", "pack", "--silent", f"pyodide@{PYODIDE}"]

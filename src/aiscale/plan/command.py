@@ -30,16 +30,34 @@ TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="NAME", help=f"a preset, or one of {', '.join(SHAPES)}")
-    parser.add_argument("--machine", metavar="NAME", help="a machine of the catalogue, such as frontier")
-    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes of the job (default: 1)")
-    parser.add_argument("--batch", type=int, metavar="N", help="sequences a step (default: the preset's, or 2048)")
-    parser.add_argument("--seq", type=int, metavar="N", help="tokens of a sequence (default: the preset's)")
-    parser.add_argument("--tokens", type=float, metavar="N", help="the budget (default: 20 a parameter)")
-    parser.add_argument("--precision", default="bf16", choices=("fp32", "tf32", "fp16", "bf16", "fp8"))
-    parser.add_argument("--program", choices=tuple(PROGRAMS), help="what trains; it decides the band, too")
-    parser.add_argument("--layout", metavar="KEY=N,...", help="this layout instead of the best, such as tp=4,pp=2")
+    parser.add_argument(
+        "--machine", metavar="NAME", help="a machine of the catalogue, such as frontier"
+    )
+    parser.add_argument(
+        "--nodes", type=int, default=1, metavar="N", help="nodes of the job (default: 1)"
+    )
+    parser.add_argument(
+        "--batch", type=int, metavar="N", help="sequences a step (default: the preset's, or 2048)"
+    )
+    parser.add_argument(
+        "--seq", type=int, metavar="N", help="tokens of a sequence (default: the preset's)"
+    )
+    parser.add_argument(
+        "--tokens", type=float, metavar="N", help="the budget (default: 20 a parameter)"
+    )
+    parser.add_argument(
+        "--precision", default="bf16", choices=("fp32", "tf32", "fp16", "bf16", "fp8")
+    )
+    parser.add_argument(
+        "--program", choices=tuple(PROGRAMS), help="what trains; it decides the band, too"
+    )
+    parser.add_argument(
+        "--layout", metavar="KEY=N,...", help="this layout instead of the best, such as tp=4,pp=2"
+    )
     parser.add_argument("--rows", metavar="FILE", help="a CSV of runs, answered row by row")
-    parser.add_argument("--page", metavar="FOLDER", help="write a web page of sliders that plans in the browser")
+    parser.add_argument(
+        "--page", metavar="FOLDER", help="write a web page of sliders that plans in the browser"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -48,7 +66,10 @@ def run(args: argparse.Namespace) -> int:
         return _rows(args)
     for name in ("model", "machine"):
         if not getattr(args, name):
-            raise ConfigError(f"--{name} is missing: try aiscale plan --model forge-m --machine frontier --nodes 64")
+            raise ConfigError(
+                f"--{name} is missing: "
+                "try aiscale plan --model forge-m --machine frontier --nodes 64"
+            )
     answer, ranking = choose(args)
     tokens = TOKENS_PER_PARAMETER * answer.shape.parameters if args.tokens is None else args.tokens
     if not 0 < tokens < 1e18:
@@ -62,13 +83,15 @@ def run(args: argparse.Namespace) -> int:
 
 def choose(args: argparse.Namespace) -> tuple[Answer, Ranking | None]:
     """The layout of --layout, or the best of all with the ranking of the others."""
-    shape, batch, platform = find_shape(args), batch_of(args), platform_of(find_machine(args.machine))
+    shape, batch = find_shape(args), batch_of(args)
+    platform = platform_of(find_machine(args.machine))
     software = PROGRAMS.get(args.program, TUNED)
     if not 1 <= args.nodes <= 1_000_000:
         raise ConfigError(f"--nodes is {args.nodes}: it must be at least 1 and at most 1000000")
     gpus = args.nodes * platform.gpus_per_node
     if args.layout:
-        return plan(shape, _layout(args.layout, gpus, batch, args.precision, software), platform), None
+        layout = _layout(args.layout, gpus, batch, args.precision, software)
+        return plan(shape, layout, platform), None
     return (ranking := search(shape, platform, gpus, batch, args.precision, software)).best, ranking
 
 
@@ -100,21 +123,36 @@ def _layout(text: str, gpus: int, batch: int, precision: str, software: Software
     if "dp" not in values and others and gpus % others == 0:
         layout = replace(layout, dp=gpus // others)
     if layout.gpus != gpus:
-        product = f"dp {layout.dp} x tp {layout.tp} x pp {layout.pp} x cp {layout.cp} = {layout.gpus}"
-        raise ConfigError(f"--layout: {product} devices, but the nodes have {gpus}: change one of them")
-    schedule = "interleaved" if layout.virtual_stages > 1 and "schedule" not in values else layout.schedule
+        product = (
+            f"dp {layout.dp} x tp {layout.tp} x pp {layout.pp} x cp {layout.cp} = {layout.gpus}"
+        )
+        raise ConfigError(
+            f"--layout: {product} devices, but the nodes have {gpus}: change one of them"
+        )
+    schedule = (
+        "interleaved" if layout.virtual_stages > 1 and "schedule" not in values else layout.schedule
+    )
     return replace(layout, schedule=schedule)
 
 
 def _json(args: argparse.Namespace, answer: Answer, ranking: Ranking | None, tokens: float) -> dict:
     result = {"model": args.model, "machine": args.machine, "nodes": args.nodes, **answer.to_dict()}
     days, node_hours = answer.days(tokens), answer.node_hours(tokens)
-    result |= {"tokens": tokens, "days": days, "days_band": answer.band(days), "node_hours": node_hours}
+    result |= {
+        "tokens": tokens,
+        "days": days,
+        "days_band": answer.band(days),
+        "node_hours": node_hours,
+    }
     result |= {"node_hours_band": answer.band(node_hours), "energy_kWh": answer.energy_kwh(tokens)}
-    result["stages_GB"] = [{k: round(v / 1e9, 3) for k, v in stage.items()} for stage in answer.stages]
+    result["stages_GB"] = [
+        {k: round(v / 1e9, 3) for k, v in stage.items()} for stage in answer.stages
+    ]
     if ranking is not None:
         result["layouts_tried"], result["layouts_that_fit"] = ranking.tried, len(ranking.ranked)
-        result["next"] = [{**other.to_dict(), "reason": reason} for other, reason in ranking.reasons()]
+        result["next"] = [
+            {**other.to_dict(), "reason": reason} for other, reason in ranking.reasons()
+        ]
     return result
 
 
@@ -126,7 +164,9 @@ def _rows(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(table))
     else:
-        writer = csv.DictWriter(sys.stdout, list(dict.fromkeys(key for row in table for key in row)))
+        writer = csv.DictWriter(
+            sys.stdout, list(dict.fromkeys(key for row in table for key in row))
+        )
         writer.writeheader()
         writer.writerows(table)
     return 0
@@ -134,26 +174,34 @@ def _rows(args: argparse.Namespace) -> int:
 
 def page(answer: Answer, title: str, tokens: float, ranking: Ranking | None) -> str:
     shape, layout, step = answer.shape, answer.layout, answer.step
-    days, node_hours, kwh = answer.days(tokens), answer.node_hours(tokens), answer.energy_kwh(tokens)
+    days, node_hours = answer.days(tokens), answer.node_hours(tokens)
+    kwh = answer.energy_kwh(tokens)
 
     def band(value: float, what: str = "") -> str:
-        return "({} to {})".format(*(f"{x:,.0f}" if x > 100 else f"{x:.3g}" for x in answer.band(value, what)))
+        ends = (f"{x:,.0f}" if x > 100 else f"{x:.3g}" for x in answer.band(value, what))
+        return "({} to {})".format(*ends)
 
     doubt = ": it may not fit" * (answer.band(answer.memory_gb, "memory")[1] > answer.capacity_gb)
     lines = [
-        f"{title}: {shape.parameters / 1e9:.3g} B parameters, {shape.layers} layers of {shape.hidden}, "
+        f"{title}: {shape.parameters / 1e9:.3g} B parameters, "
+        f"{shape.layers} layers of {shape.hidden}, "
         f"sequences of {shape.seq}, {layout.global_batch} a step",
-        f"on {answer.nodes:g} node{'s' * (answer.nodes != 1)}, {layout.gpus} x {answer.platform.name}",
+        f"on {answer.nodes:g} node{'s' * (answer.nodes != 1)}, "
+        f"{layout.gpus} x {answer.platform.name}",
         "",
         f"layout     {layout.name()}",
-        f"step       {step.total_s:.3g} s {band(step.total_s)}, {answer.tokens_per_s:,.0f} tokens/s a device, "
+        f"step       {step.total_s:.3g} s {band(step.total_s)}, "
+        f"{answer.tokens_per_s:,.0f} tokens/s a device, "
         f"{answer.tokens_per_s * layout.gpus:,.0f} in all",
-        f"rate       {answer.tflops:.4g} TFLOP/s a device, MFU {100 * answer.mfu:.1f} %, HFU {100 * answer.hfu:.1f} %"
+        f"rate       {answer.tflops:.4g} TFLOP/s a device, "
+        f"MFU {100 * answer.mfu:.1f} %, HFU {100 * answer.hfu:.1f} %"
         + ("; the host's launches set the pace" if step.launch_bound else ""),
-        f"memory     {answer.memory_gb:.1f} GB {band(answer.memory_gb, 'memory')} of {answer.capacity_gb:.1f} GB"
+        f"memory     {answer.memory_gb:.1f} GB {band(answer.memory_gb, 'memory')} "
+        f"of {answer.capacity_gb:.1f} GB"
         + (doubt if answer.fits else f": {answer.memory_gb - answer.capacity_gb:.1f} GB too much"),
         _host(answer),
-        f"{tokens / 1e9:,.3g} B tokens: {days:,.3g} days {band(days)}, {node_hours:,.0f} node-hours {band(node_hours)}"
+        f"{tokens / 1e9:,.3g} B tokens: {days:,.3g} days {band(days)}, "
+        f"{node_hours:,.0f} node-hours {band(node_hours)}"
         + ("" if kwh is None else f", at most {kwh:,.0f} kWh of the devices"),
         f"in brackets: 8 of 10 published runs of this kind ({answer.kind}) were measured between",
         "",
@@ -181,13 +229,17 @@ def _seconds(answer: Answer) -> list[str]:
     for name, seconds in answer.step.causes().items():
         share = seconds / answer.step.total_s
         if share >= 0.0005:
-            lines.append(f"  {name:24}{seconds:10.4g} s {100 * share:5.1f} %  {'#' * round(40 * share)}")
+            lines.append(
+                f"  {name:24}{seconds:10.4g} s {100 * share:5.1f} %  {'#' * round(40 * share)}"
+            )
     return lines
 
 
 def _memory(answer: Answer) -> list[str]:
     stages = answer.stages
-    shown = sorted({0, max(range(len(stages)), key=lambda i: sum(stages[i].values())), len(stages) - 1})
+    shown = sorted(
+        {0, max(range(len(stages)), key=lambda i: sum(stages[i].values())), len(stages) - 1}
+    )
     lines = ["GB by stage" + " " * 13 + "".join(f"{f'stage {i}':>10}" for i in shown)]
     for category in CATEGORIES:
         cells = [stages[i][category] / 1e9 for i in shown]

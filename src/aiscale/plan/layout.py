@@ -1,4 +1,4 @@
-"""How a model is cut over ranks, and what the software does: everything of a run that the planner's formulas read."""
+"""How a model is cut over ranks, and what the software does: all that the formulas read."""
 
 from __future__ import annotations
 
@@ -20,44 +20,65 @@ class StageShape(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Software:
-    """What the training program does; the defaults are those of a present-day eager PyTorch program."""
+    """What the training program does; the defaults: a present-day eager PyTorch program."""
 
     flash: bool = True  #: attention without the score matrix in memory
-    attention: int = 2  #: its generation: FlashAttention 1 and Triton's of its time; 2; 3 and cuDNN's
-    compiled: bool = False  #: torch.compile, XLA or hand-written fused kernels: fewer launches, fewer bytes
-    fused_loss: bool = False  #: loss and gradient are one kernel that works in the logits' place, without an fp32 copy
+    #: its generation: FlashAttention 1 and Triton's of its time; 2; 3 and cuDNN's
+    attention: int = 2
+    #: torch.compile, XLA or hand-written fused kernels: fewer launches, fewer bytes
+    compiled: bool = False
+    #: loss and gradient are one kernel that works in the logits' place, without an fp32 copy
+    fused_loss: bool = False
     overlap: bool = True  #: gradients are exchanged during the backward pass
-    traffic: float = 1.0  #: bytes of norms, activations and additions over those of an eager layer with biases, dropout
-    fused_kernels: bool = True  #: softmax, GELU and the like are one kernel each; False: as ROCm had them in 2022
-    tp_overlap: str = "async"  #: tensor-parallel exchange beside products: none; async; backward: beside the weights'
+    #: bytes of norms, activations and additions over those of an eager layer with biases, dropout
+    traffic: float = 1.0
+    #: softmax, GELU and the like are one kernel each; False: as ROCm had them in 2022
+    fused_kernels: bool = True
+    #: tensor-parallel exchange beside products: none; async; backward: beside the weights'
     #: gradients, as Megatron since 2022; pipelined: in pieces
-    gather_overlap: bool = False  #: a sharded optimizer's weights return during the next forward pass
-    slow_host: bool = False  #: twice the host's time a layer, in pipelines more by tensor-parallel peers: nanotron
+    tp_overlap: str = "async"
+    #: a sharded optimizer's weights return during the next forward pass
+    gather_overlap: bool = False
+    #: twice the host's time a layer, in pipelines more by tensor-parallel peers: nanotron
+    slow_host: bool = False
     fp32_gradients: bool = True  #: gradients are accumulated and exchanged in 4 bytes
-    fused_gradients: bool = False  #: products add to these at once, as Megatron's: none in 2 bytes stand beside them
+    #: products add to these at once, as Megatron's: none in 2 bytes stand beside them
+    fused_gradients: bool = False
     fused_optimizer: bool = False
     fused_swiglu: bool = False  #: SwiGLU keeps its input and its output, and not what lies between
-    loss_in_place: bool = False  #: one fp32 copy of the logits becomes softmax, then gradient: Megatron's
-    gathered_kept: bool = False  #: without a pipeline, what tensor parallelism gathers stays: nanotron
+    #: one fp32 copy of the logits becomes softmax, then gradient: Megatron's
+    loss_in_place: bool = False
+    #: without a pipeline, what tensor parallelism gathers stays: nanotron
+    gathered_kept: bool = False
     program: str = ""  #: one of PROGRAMS, if it is that one itself
-    per_tensor_gather: bool = False  #: DeepSpeed's ZeRO-3 of 2021: one all-gather a tensor, not one a layer
-    broadcasts: bool = False  #: sharded states come back by one broadcast an owner, not by one all-gather
+    #: DeepSpeed's ZeRO-3 of 2021: one all-gather a tensor, not one a layer
+    per_tensor_gather: bool = False
+    #: sharded states come back by one broadcast an owner, not by one all-gather
+    broadcasts: bool = False
     shard_ranks: int = 0  #: ranks over which states are divided; 0: all data-parallel ranks
     regather: bool = True  #: fsdp: gather again in the backward pass
-    split: str = "auto"  #: of layers over stages: even; cost: by cumulative cost, with the head; auto: see stages()
-    bucket_bytes: float = 0.0  #: held for exchange; DeepSpeed's ZeRO: two buckets of 5 x 10^8 entries
-    #: whose memory: what torch has given out; reserved: what its allocator keeps; smi: with context and communicators
+    #: of layers over stages: even; cost: by cumulative cost, with the head; auto: see stages()
+    split: str = "auto"
+    #: held for exchange; DeepSpeed's ZeRO: two buckets of 5 x 10^8 entries
+    bucket_bytes: float = 0.0
+    #: whose memory: what torch has given out; reserved: what its allocator keeps; smi: with context
+    #: and communicators
     counter: str = "torch"
 
 
 #: Programs of which other runs than the planned one were fitted.
 PROGRAMS = {
     "megatron": Software(
-        program="megatron", fused_gradients=True, fused_optimizer=True, fused_swiglu=True, loss_in_place=True,
-        tp_overlap="backward", traffic=0.8,
+        program="megatron",
+        fused_gradients=True,
+        fused_optimizer=True,
+        fused_swiglu=True,
+        loss_in_place=True,
+        tp_overlap="backward",
+        traffic=0.8,
     ),
     "nanotron": Software(program="nanotron", slow_host=True, gathered_kept=True),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,9 +136,12 @@ class Layout:
         return self.fsdp or self.zero_stage == 3
 
     def stages(self, shape: Shape) -> tuple[StageShape, ...]:
-        """The layers of each pipeline rank. By cost as nanotron: a stage ends behind the layer at which the cumulative
-        cost passes its share, and the head counts as the layers that it costs as much as. auto: by cost where the head
-        costs at least half a layer, even otherwise."""
+        """The layers of each pipeline rank.
+
+        By cost as nanotron: a stage ends behind the layer at which the cumulative cost passes its
+        share, and the head counts as the layers that it costs as much as. auto: by cost where the
+        head costs at least half a layer, even otherwise.
+        """
         return _stages(shape, self.pp, self.software.split)
 
     def name(self) -> str:
@@ -130,32 +154,56 @@ class Layout:
     def option(self) -> str:
         """The text for `aiscale plan --layout` that names this layout again."""
         always = ("dp", "tp", "pp", "micro_batch")
-        elsewhere = ("global_batch", "precision", "software")  # they have options of their own, or none
-        options = [f for f in fields(self) if f.name in always or getattr(self, f.name) != f.default]
-        return ",".join(f"{f.name}={getattr(self, f.name)}" for f in options if f.name not in elsewhere)
+        # they have options of their own, or none
+        elsewhere = ("global_batch", "precision", "software")
+        words = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in elsewhere:
+                continue
+            if field.name in always or value != field.default:
+                words.append(f"{field.name}={value}")
+        return ",".join(words)
 
     def check(self, shape: Shape) -> None:
         """Raise ConfigError where the pieces do not fit together."""
-        for name in ("dp", "tp", "pp", "cp", "virtual_stages", "micro_batch", "global_batch", "period"):
+        for name in (
+            "dp",
+            "tp",
+            "pp",
+            "cp",
+            "virtual_stages",
+            "micro_batch",
+            "global_batch",
+            "period",
+        ):
             if not 1 <= getattr(self, name) <= 10**8:
-                raise ConfigError(f"{name} is {getattr(self, name)}: it must be at least 1 and at most 10^8")
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}: it must be at least 1 and at most 10^8"
+                )
         if self.zero_stage not in (0, 1, 2, 3):
             raise ConfigError(f"zero_stage is {self.zero_stage}: it must be 0, 1, 2 or 3")
         if self.schedule == "zero-bubble" and self.virtual_stages > 1:
-            raise ConfigError(f"virtual_stages {self.virtual_stages} with zero-bubble: it takes one piece a rank")
+            raise ConfigError(
+                f"virtual_stages {self.virtual_stages} with zero-bubble: it takes one piece a rank"
+            )
         if not 0 < self.density <= 1:
             raise ConfigError(f"density is {self.density}: it must be above 0 and at most 1")
         if self.tp > shape.heads:
-            raise ConfigError(f"tp {self.tp} exceeds heads {shape.heads}: a rank needs a head at least")
+            raise ConfigError(
+                f"tp {self.tp} exceeds heads {shape.heads}: a rank needs a head at least"
+            )
         if self.pp * self.virtual_stages > shape.layers + 2:
             raise ConfigError(
-                f"pp {self.pp} x virtual_stages {self.virtual_stages} = {self.pp * self.virtual_stages} pieces, but "
-                f"there are {shape.layers} layers, an embedding and a head: lower one of them"
+                f"pp {self.pp} x virtual_stages {self.virtual_stages} = "
+                f"{self.pp * self.virtual_stages} pieces, but there are {shape.layers} layers, "
+                "an embedding and a head: lower one of them"
             )
         if self.global_batch < self.dp * self.micro_batch:
             raise ConfigError(
-                f"dp {self.dp} x micro_batch {self.micro_batch} = {self.dp * self.micro_batch} sequences, but "
-                f"global_batch is {self.global_batch}: lower one of them, or raise the batch"
+                f"dp {self.dp} x micro_batch {self.micro_batch} = "
+                f"{self.dp * self.micro_batch} sequences, but global_batch is "
+                f"{self.global_batch}: lower one of them, or raise the batch"
             )
 
 
@@ -164,7 +212,8 @@ def _stages(shape: Shape, pp: int, split: str) -> tuple[StageShape, ...]:
     head = shape.table_parameters / (shape.layer_parameters - 2 * shape.hidden)
     if split == "even" or (split == "auto" and head < 0.5) or pp == 1:
         base, more = divmod(shape.layers, pp)
-        end = pp - 1 if head >= 0.1 else pp  # the last stage has the head, so a spare layer goes to others first
+        # the last stage has the head, so a spare layer goes to others first
+        end = pp - 1 if head >= 0.1 else pp
         counts = [base + (1 if end - more <= i < end else 0) for i in range(pp)]
         return tuple(StageShape(n, i == 0, i == pp - 1) for i, n in enumerate(counts))
     counts, at = [0] * pp, 0
@@ -175,8 +224,9 @@ def _stages(shape: Shape, pp: int, split: str) -> tuple[StageShape, ...]:
     return tuple(StageShape(n, i == 0, i == at) for i, n in enumerate(counts))
 
 
-# Shapes ---------------------------------------------------------------------------------------------------------------
-# D hidden, F width of the MLP, V vocabulary, t tensor-parallel ranks, M tokens of one micro-batch on one rank.
+# Shapes ------------------------------------------------------------------------------------------
+# D hidden, F width of the MLP, V vocabulary, t tensor-parallel ranks, M tokens of one micro-batch
+# on one rank.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,14 +246,20 @@ class Shape:
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "vocab", "seq"):
             if not 1 <= getattr(self, name) <= 10**9:
-                raise ConfigError(f"{name} is {getattr(self, name)}: it must be at least 1 and at most 10^9")
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}: it must be at least 1 and at most 10^9"
+                )
         for name in ("kv_heads", "ffn"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}: it must not be negative")
         if self.hidden % self.heads:
-            raise ConfigError(f"hidden {self.hidden} is not divisible by heads {self.heads}: change one of them")
+            raise ConfigError(
+                f"hidden {self.hidden} is not divisible by heads {self.heads}: change one of them"
+            )
         if self.heads % self.keys:
-            raise ConfigError(f"heads {self.heads} is not divisible by kv_heads {self.keys}: change one of them")
+            raise ConfigError(
+                f"heads {self.heads} is not divisible by kv_heads {self.keys}: change one of them"
+            )
 
     @property
     def keys(self) -> int:
@@ -234,10 +290,14 @@ class Shape:
 
     @cached_property
     def parameters(self) -> int:
-        return self.layers * self.layer_parameters + (1 if self.tied else 2) * self.table_parameters + self.hidden
+        return (
+            self.layers * self.layer_parameters
+            + (1 if self.tied else 2) * self.table_parameters
+            + self.hidden
+        )
 
     def flops_per_token(self) -> float:
-        """Model FLOPs forward and backward: 6 N + 12 L D s, without the embedding, with the whole score matrix."""
+        """Model FLOPs forward and backward: 6 N + 12 L D s (all scores), without the embedding."""
         multiplied = self.layers * self.layer_parameters + self.table_parameters
         return 6 * multiplied + 12 * self.layers * self.hidden * self.seq
 
@@ -268,9 +328,16 @@ def shape_of(model: ModelConfig | HFModelConfig, seq: int) -> Shape:
     """The planner's view of a model. Raises ConfigError where our GPT has no such shape."""
     model = model.shape if isinstance(model, HFModelConfig) else model
     return Shape(
-        layers=model.n_layer, hidden=model.d_model, heads=model.n_head, kv_heads=model.kv_heads, ffn=model.ff_width,
-        gated=model.gated, vocab=model.vocab_size, tied=model.tied, seq=seq,
-    )  # fmt: skip
+        layers=model.n_layer,
+        hidden=model.d_model,
+        heads=model.n_head,
+        kv_heads=model.kv_heads,
+        ffn=model.ff_width,
+        gated=model.gated,
+        vocab=model.vocab_size,
+        tied=model.tied,
+        seq=seq,
+    )
 
 
 def shape_named(name: str) -> Shape:
@@ -284,12 +351,18 @@ def shape_named(name: str) -> Shape:
 
 
 def layout_of(run: Run, gpus: int) -> Layout:
-    """The planner's view of how a run is spread over so many devices. Raises ConfigError if it does not fit them."""
+    """A run as the planner sees it, over so many devices; raises ConfigError if it does not fit."""
     parallel, compression, dp = run.parallel, run.compression, run.check_world(gpus)
+    same = ("tp", "pp", "virtual_stages", "schedule", "sequence_parallel")
     return Layout(
-        dp=dp, micro_batch=run.loop.micro_batches(dp)[1], global_batch=run.loop.global_batch,
-        **{name: getattr(parallel, name) for name in ("tp", "pp", "virtual_stages", "schedule", "sequence_parallel")},
-        zero_stage=parallel.zero_stage or int(parallel.distributed_optimizer), fsdp=parallel.strategy == "fsdp",
-        recompute="full" if run.model.activation_checkpointing else "none", precision=run.loop.precision,
-        density=compression.density if compression.method == "radius" else 1.0, period=compression.interval,
-    )  # fmt: skip
+        dp=dp,
+        micro_batch=run.loop.micro_batches(dp)[1],
+        global_batch=run.loop.global_batch,
+        **{name: getattr(parallel, name) for name in same},
+        zero_stage=parallel.zero_stage or int(parallel.distributed_optimizer),
+        fsdp=parallel.strategy == "fsdp",
+        recompute="full" if run.model.activation_checkpointing else "none",
+        precision=run.loop.precision,
+        density=compression.density if compression.method == "radius" else 1.0,
+        period=compression.interval,
+    )

@@ -10,7 +10,15 @@ from dataclasses import replace
 from aiscale.plan.hardware import Platform
 from aiscale.plan.layout import Layout, Shape, StageShape
 
-CATEGORIES = ("weights", "gradients", "optimizer states", "activations", "logits", "buffers", "context")
+CATEGORIES = (
+    "weights",
+    "gradients",
+    "optimizer states",
+    "activations",
+    "logits",
+    "buffers",
+    "context",
+)
 
 
 def stage_memory(shape: Shape, layout: Layout, c) -> list[dict[str, float]]:
@@ -22,8 +30,14 @@ def peak_bytes(shape: Shape, layout: Layout, c, stage: int | None = None) -> flo
     """Bytes of the fullest stage, or of one."""
     stages = layout.stages(shape)
     indices = range(len(stages)) if stage is None else [stage]
-    if stage is None and len(stages) > 4:  # inside, stages differ in their layers only; the earliest holds most
-        indices = {0, len(stages) - 1, len(stages) - 2, max(range(len(stages)), key=lambda i: stages[i].layers)}
+    # inside, stages differ in their layers only; the earliest holds most
+    if stage is None and len(stages) > 4:
+        indices = {
+            0,
+            len(stages) - 1,
+            len(stages) - 2,
+            max(range(len(stages)), key=lambda i: stages[i].layers),
+        }
     return max(sum(one_stage(shape, layout, i, c).values()) for i in indices)
 
 
@@ -43,7 +57,9 @@ def one_stage(shape: Shape, layout: Layout, index: int, c) -> dict[str, float]:
         kept = c.undivided_bytes if software.gathered_kept and layout.pp == 1 else c.gathered_bytes
         activations += kept * tokens * shape.hidden
     logits = tokens * c.logit_bytes_held * shape.vocab / layout.tp if stage.head else 0.0
-    logits *= c.fused_loss if software.fused_loss else c.loss_in_place if software.loss_in_place else 1.0
+    logits *= (
+        c.fused_loss if software.fused_loss else c.loss_in_place if software.loss_in_place else 1.0
+    )
     buffers = live + software.bucket_bytes + (c.allocator - 1) * (activations + logits)
     held = weights, gradients, optimizer, activations, logits, buffers, c.base_bytes
     nbytes = dict(zip(CATEGORIES, held, strict=True))
@@ -78,27 +94,36 @@ def _states(shape: Shape, layout: Layout, parameters: float) -> tuple[float, flo
     wide, gradient, shards = layout.wide, layout.wide_gradient, layout.state_shards
     states = (8 if wide == 4 else 12) * parameters / shards
     if layout.shards_weights:
-        live = (shape.layer_parameters * (2 * wide + gradient) + shape.table_parameters * wide) / layout.tp
-        if not layout.software.regather and layout.pp > 1:  # whole weights and gradients live through the step
+        live = (
+            shape.layer_parameters * (2 * wide + gradient) + shape.table_parameters * wide
+        ) / layout.tp
+        # whole weights and gradients live through the step
+        if not layout.software.regather and layout.pp > 1:
             live = parameters * (wide + gradient)
         if layout.fsdp and wide == 2:  # fp32 shards are weights and master copy in one
             return parameters * 4 / shards, parameters * 4 / shards, parameters * 8 / shards, live
         return parameters * wide / shards, parameters * gradient / shards, states, live
     gradients = parameters * gradient / (shards if layout.zero_stage == 2 else 1)
     software, beside = layout.software, layout.zero_stage < 2 and layout.dp > 1 and gradient == 4
-    buckets = parameters * wide if beside and software.overlap and not software.fused_gradients else 0.0
+    buckets = (
+        parameters * wide if beside and software.overlap and not software.fused_gradients else 0.0
+    )
     return parameters * wide, gradients, states, buckets
 
 
 def layer_bytes(shape: Shape, layout: Layout, tokens: float, c) -> float:
-    """Activations of one layer and micro-batch: (18 D + 8 F) / t without the score matrix (6 F fused, 4 F for GELU);
-    without sequence parallelism 10 D are not divided. The score matrix adds 5 H s bytes a token (Korthikanti)."""
+    """Activations of one layer and micro-batch: (18 D + 8 F) / t without the score matrix.
+
+    6 F if fused, 4 F for GELU; without sequence parallelism 10 D are not divided. The score matrix
+    adds 5 H s bytes a token (Korthikanti).
+    """
     D, F, t = shape.hidden, shape.width, layout.tp
     mlp = (c.gated_bytes if shape.gated else c.gelu_bytes) * F
     if shape.gated and (layout.software.compiled or layout.software.fused_swiglu):
         mlp *= 0.75  # three of the four tensors of a SwiGLU
     whole = 1 if layout.sequence_parallel else t
-    heads = (8 + 4 * (1 + 2 * shape.keys / shape.heads - 3) / 2) * D  # q, k, v and attention's output
+    # q, k, v and attention's output
+    heads = (8 + 4 * (1 + 2 * shape.keys / shape.heads - 3) / 2) * D
     nbytes = tokens * ((c.stream_bytes * D) * whole + heads + mlp) / t
     if layout.recompute == "selective" and layout.software.flash:
         nbytes *= c.selective_kept

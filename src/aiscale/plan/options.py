@@ -1,4 +1,4 @@
-"""What the options of a trainer mean to the formulas: `aiscale.train.fsdp --model gpt2-xl` as a Run.
+"""What a trainer's options mean to the formulas: `aiscale.train.fsdp --model gpt2-xl` as a Run.
 
 run = run_of("fsdp", args)                                # args: of aiscale.train.options
 run = planned("megatron", "--model 22b --tp 4 --pp 8")    # the same from words

@@ -19,7 +19,7 @@ def presets() -> dict[str, dict]:
 
 
 def model_of(name: str, recompute: bool = False) -> ModelConfig | HFModelConfig:
-    """The model of a preset, of a size such as 4x128, or of a folder with a config.json of transformers.
+    """The model of a preset, a size such as 4x128, or a folder with transformers' config.json.
 
     Raises ConfigError.
     """

@@ -1,8 +1,8 @@
 """Runs as rows of a table: columns as in the published sweep of nanotron, an answer for each row.
 
-An empty cell, or a column that is missing, takes its value of DEFAULTS; `dp` that which fills the GPUs. `program`:
-megatron or nanotron; auto: the one that the row's id, note or source names, else works as Megatron. A row that no one
-could run has empty fields and an `error`.
+An empty cell, or a column that is missing, takes its value of DEFAULTS; `dp` that which fills the
+GPUs. `program`: megatron or nanotron; auto: the one that the row's id, note or source names, else
+works as Megatron. A row that no one could run has empty fields and an `error`.
 """
 
 from __future__ import annotations
@@ -20,20 +20,50 @@ from aiscale.plan.hardware import platform
 from aiscale.plan.layout import PROGRAMS, Layout, Shape
 
 DEFAULTS: dict[str, str] = {
-    "layers": "32", "hidden": "4096", "heads": "32", "kv_heads": "0", "ffn": "0", "mlp": "gelu", "vocab": "50304",
-    "tied": "False", "seq": "2048", "gpu": "A100-80GB-SXM", "gpus_per_node": "8", "network_gbit_per_node": "1600",
-    "gpus": "8", "dp": "0", "tp": "1", "pp": "1", "virtual_stages": "1", "micro_batch": "1", "global_batch": "0",
-    "zero_stage": "0", "fsdp": "False", "recompute": "none", "sequence_parallel": "False", "precision": "bf16",
+    "layers": "32",
+    "hidden": "4096",
+    "heads": "32",
+    "kv_heads": "0",
+    "ffn": "0",
+    "mlp": "gelu",
+    "vocab": "50304",
+    "tied": "False",
+    "seq": "2048",
+    "gpu": "A100-80GB-SXM",
+    "gpus_per_node": "8",
+    "network_gbit_per_node": "1600",
+    "gpus": "8",
+    "dp": "0",
+    "tp": "1",
+    "pp": "1",
+    "virtual_stages": "1",
+    "micro_batch": "1",
+    "global_batch": "0",
+    "zero_stage": "0",
+    "fsdp": "False",
+    "recompute": "none",
+    "sequence_parallel": "False",
+    "precision": "bf16",
     "program": "auto",
-}  # fmt: skip
+}
 #: Types of the cells: those of Shape and Layout, and of the other columns.
-KINDS = get_type_hints(Shape) | get_type_hints(Layout) | {"gpu": str, "gpus": int, "gpus_per_node": int}
+KINDS = get_type_hints(Shape) | get_type_hints(Layout)
+KINDS |= {"gpu": str, "gpus": int, "gpus_per_node": int}
 KINDS |= {"mlp": Literal["gelu", "relu", "swiglu"], "network_gbit_per_node": float}
 KINDS |= {"program": Literal["auto", "megatron", "nanotron"]}
 FIELDS = (
-    "params_B", "step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct", "memory_GB", "fits",
-    "bubble_fraction", "exposed_comm_fraction", "step_time_s_band", "memory_GB_band",
-)  # fmt: skip
+    "params_B",
+    "step_time_s",
+    "tokens_per_s_per_gpu",
+    "tflops_per_gpu",
+    "mfu_pct",
+    "memory_GB",
+    "fits",
+    "bubble_fraction",
+    "exposed_comm_fraction",
+    "step_time_s_band",
+    "memory_GB_band",
+)
 _shape = lru_cache(maxsize=4096)(Shape)  # rows of one model share what is remembered of it
 
 
@@ -49,21 +79,40 @@ def answers(rows: Iterable[dict[str, str]]) -> Iterator[dict]:
 
 def read(row: dict[str, str]):
     """The answer for one row; raises ConfigError that names the cell."""
-    cells = {key: as_type(KINDS[key], (row.get(key) or default).strip(), key) for key, default in DEFAULTS.items()}
+    cells = {
+        key: as_type(KINDS[key], (row.get(key) or default).strip(), key)
+        for key, default in DEFAULTS.items()
+    }
     tp, pp, gpus, pieces = (cells[key] for key in ("tp", "pp", "gpus", "virtual_stages"))
     dp = cells["dp"] or max(1, gpus // max(1, tp * pp))
     if dp * tp * pp != gpus:
-        raise ConfigError(f"dp {dp} x tp {tp} x pp {pp} = {dp * tp * pp}, but gpus is {gpus}: change one of them")
-    sizes = {key: cells[key] for key in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq")}
+        raise ConfigError(
+            f"dp {dp} x tp {tp} x pp {pp} = {dp * tp * pp}, but gpus is {gpus}: change one of them"
+        )
+    sizes = {
+        key: cells[key] for key in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq")
+    }
     shape = _shape(gated=cells["mlp"] == "swiglu", tied=cells["tied"] and pp == 1, **sizes)
     told = " ".join(row.get(key) or "" for key in ("id", "note", "source")).lower()
-    named = next((name for name in PROGRAMS if name in (cells["program"], *re.findall("[a-z]+", told))), "")
-    same = ("tp", "pp", "virtual_stages", "micro_batch", "zero_stage", "fsdp", "recompute", "precision")
+    words = (cells["program"], *re.findall("[a-z]+", told))
+    named = next((name for name in PROGRAMS if name in words), "")
+    same = (
+        "tp",
+        "pp",
+        "virtual_stages",
+        "micro_batch",
+        "zero_stage",
+        "fsdp",
+        "recompute",
+        "precision",
+    )
     layout = Layout(
-        dp=dp, schedule="interleaved" if pieces > 1 else "1f1b", **{key: cells[key] for key in same},
+        dp=dp,
+        schedule="interleaved" if pieces > 1 else "1f1b",
+        **{key: cells[key] for key in same},
         global_batch=cells["global_batch"] or dp * cells["micro_batch"],
         sequence_parallel=cells["sequence_parallel"] and tp > 1,
         software=PROGRAMS[named] if named else replace(PROGRAMS["megatron"], program=""),
-    )  # fmt: skip
+    )
     network, devices = cells["network_gbit_per_node"], max(1, cells["gpus_per_node"])
     return plan(shape, layout, platform(cells["gpu"], gpus_per_node=devices, node_gbit_s=network))

@@ -1,7 +1,8 @@
-"""All layouts of a model on so many devices, ranked, each loser with its reason; and what would make a model fit.
+"""All layouts of a model on so many devices, ranked, with reasons; and what would make it fit.
 
-Tried: tp up to a node, every pp that layers allow, ZeRO-1 and FSDP, no and full recomputation, micro-batches of 1 to
-16, interleaving, cp for long sequences. Memory is asked first, so most layouts cost microseconds.
+Tried: tp up to a node, every pp that layers allow, ZeRO-1 and FSDP, no and full recomputation,
+micro-batches of 1 to 16, interleaving, cp for long sequences. Memory is asked first, so most
+layouts cost microseconds.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from aiscale.plan.hardware import Platform, platform_of
 from aiscale.plan.layout import PROGRAMS, Layout, Shape, Software, shape_named
 from aiscale.plan.memory import capacity_bytes, fits, needed_bytes
 
-#: A framework that trains at scale today: as Megatron, and weights return during the next forward pass.
+#: A framework that trains at scale today: as Megatron; weights return in the next forward pass.
 TUNED = replace(PROGRAMS["megatron"], program="", gather_overlap=True)
 LONG = 16_384  #: tokens of a sequence from which context parallelism is tried
 
@@ -32,7 +33,8 @@ class Ranking:
     global_batch: int
     tried: int = 0
     ranked: list[Answer] = field(default_factory=list)  #: fitting, fastest first
-    too_large: list[tuple[float, Layout]] = field(default_factory=list)  #: (GB over capacity, layout), least first
+    #: (GB over capacity, layout), least first
+    too_large: list[tuple[float, Layout]] = field(default_factory=list)
 
     @property
     def best(self) -> Answer:
@@ -45,35 +47,49 @@ class Ranking:
         return [(answer, reason(answer, self.best)) for answer in self.ranked[1 : most + 1]]
 
     def advice(self) -> str:
-        """One line: by how much the smallest layout exceeds a device, and what would make it fit."""
+        """One line: by how much the smallest layout exceeds a device, and what makes it fit."""
         if not self.tried:
             return (
-                f"no layout puts {self.global_batch} sequences on {self.gpus} devices: dp x micro_batch must divide "
-                "global_batch: raise the batch, or take fewer nodes"
+                f"no layout puts {self.global_batch} sequences on {self.gpus} devices: "
+                "dp x micro_batch must divide global_batch: raise the batch, or take fewer nodes"
             )
         over, layout = self.too_large[0]
-        needs = f"the smallest layout ({layout.name()}) needs {over:.0f} GB a device more than there is"
+        needs = (
+            f"the smallest layout ({layout.name()}) needs {over:.0f} GB a device more than there is"
+        )
         for gpus in (self.gpus * 2**n for n in range(1, 8)):
             batch = max(self.global_batch, gpus // 8)
             layouts = candidates(self.shape, self.platform, gpus, batch)
-            small = (layout for layout in layouts if layout.recompute == "full" and layout.micro_batch == 1)
+            small = (
+                layout
+                for layout in layouts
+                if layout.recompute == "full" and layout.micro_batch == 1
+            )
             if any(fits(self.shape, layout, self.platform, CONSTANTS) for layout in small):
                 more = f" with {batch} sequences a step" if batch > self.global_batch else ""
-                return f"{needs}; it would fit with {-(-gpus // self.platform.gpus_per_node)} nodes{more}"
+                return (
+                    f"{needs}; it would fit with {-(-gpus // self.platform.gpus_per_node)} nodes"
+                    f"{more}"
+                )
         return f"{needs}; it would fit with shorter sequences or a smaller model"
 
 
 def search(
-    shape: Shape | str, platform: Platform | Machine, gpus: int, global_batch: int, precision: str = "bf16",
+    shape: Shape | str,
+    platform: Platform | Machine,
+    gpus: int,
+    global_batch: int,
+    precision: str = "bf16",
     software: Software = TUNED,
-) -> Ranking:  # fmt: skip
+) -> Ranking:
     """shape: or a model's name; platform: or a machine of the catalogue."""
     shape = shape_named(shape) if isinstance(shape, str) else shape
     platform = platform_of(platform) if isinstance(platform, Machine) else platform
     ranking = Ranking(shape, platform, gpus, global_batch)
     for layout in candidates(shape, platform, gpus, global_batch, precision, software):
         ranking.tried += 1
-        needed, holds = needed_bytes(shape, layout, CONSTANTS), capacity_bytes(platform, layout, CONSTANTS)
+        needed = needed_bytes(shape, layout, CONSTANTS)
+        holds = capacity_bytes(platform, layout, CONSTANTS)
         if needed > holds:
             ranking.too_large.append(((needed - holds) / 1e9, layout))
         else:
@@ -84,7 +100,12 @@ def search(
 
 
 def candidates(
-    shape: Shape, platform: Platform, gpus: int, global_batch: int, precision: str = "bf16", software: Software = TUNED
+    shape: Shape,
+    platform: Platform,
+    gpus: int,
+    global_batch: int,
+    precision: str = "bf16",
+    software: Software = TUNED,
 ) -> Iterator[Layout]:
     """The layouts that are worth a look; each passes Layout.check."""
     for tp, pp, cp, dp in _meshes(shape, platform, gpus):
@@ -97,10 +118,18 @@ def candidates(
             m = per_rank // micro
             for recompute in ("none", "full"):
                 base = Layout(
-                    dp=dp, tp=tp, pp=pp, cp=cp, micro_batch=micro, global_batch=global_batch, recompute=recompute,
-                    zero_stage=1 if dp * cp > 1 else 0, sequence_parallel=tp > 1, precision=precision,
+                    dp=dp,
+                    tp=tp,
+                    pp=pp,
+                    cp=cp,
+                    micro_batch=micro,
+                    global_batch=global_batch,
+                    recompute=recompute,
+                    zero_stage=1 if dp * cp > 1 else 0,
+                    sequence_parallel=tp > 1,
+                    precision=precision,
                     software=software,
-                )  # fmt: skip
+                )
                 if m >= pp:
                     yield base
                     v = _pieces(shape, pp)
@@ -116,7 +145,8 @@ def _meshes(shape: Shape, platform: Platform, gpus: int) -> Iterator[tuple[int, 
             continue
         for cp in (1, 2, 4, 8) if shape.seq >= LONG else (1,):
             for pp in range(1, min(shape.layers, gpus // tp) + 1):
-                if gpus % (tp * pp * cp) == 0 and (shape.layers % pp == 0 or shape.layers / pp >= 4):
+                even = shape.layers % pp == 0 or shape.layers / pp >= 4
+                if even and gpus % (tp * pp * cp) == 0:
                     yield tp, pp, cp, gpus // (tp * pp * cp)
 
 

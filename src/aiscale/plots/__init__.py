@@ -1,6 +1,12 @@
-"""Every figure, in one style (`plots.style`): functions take data and return Axes (several panels: an array)."""
+"""Every figure, in one style (`plots.style`): functions take data and return Axes, or an array."""
 
-from aiscale.plots.bars import COLLECTIVE_COLORS, PART_COLORS, memory_bars, published_vs_measured, traffic_bars
+from aiscale.plots.bars import (
+    COLLECTIVE_COLORS,
+    PART_COLORS,
+    memory_bars,
+    published_vs_measured,
+    traffic_bars,
+)
 from aiscale.plots.collectives import collective, guessed, latency_bandwidth
 from aiscale.plots.curves import loss_curves, speedup, study_ratios
 from aiscale.plots.one_step import pipeline, timeline

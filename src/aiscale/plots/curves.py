@@ -21,8 +21,10 @@ def xy(series: Series) -> tuple[np.ndarray, np.ndarray]:
 
 
 def loss_curves(runs: Mapping[str, Series]) -> Axes:
-    """Loss in nats a token over optimizer steps, {label: losses or [(step, loss)]}; each curve is drawn narrower than
-    the one below it, so that those that coincide stay visible."""
+    """Loss in nats a token over optimizer steps, {label: losses or [(step, loss)]}.
+
+    Each curve is drawn narrower than the one below it, so that those that coincide stay visible.
+    """
     ax = style.new_axes(None)
     colors = style.series_colors(runs)
     many = max(1, len(runs) - 1)
@@ -38,9 +40,11 @@ def loss_curves(runs: Mapping[str, Series]) -> Axes:
 
 
 def speedup(
-    ranks: Sequence[int], measured: Mapping[str, Sequence[float]], predicted: Mapping[str, Sequence[float]]
+    ranks: Sequence[int],
+    measured: Mapping[str, Sequence[float]],
+    predicted: Mapping[str, Sequence[float]],
 ) -> Axes:
-    """Speed-up over one rank, {label: (len(ranks),)}. The grey line is ideal: n ranks, n times as fast."""
+    """Speed-up over one rank, {label: (len(ranks),)}; grey: ideal, n ranks, n times as fast."""
     groups = {"measured": measured, "predicted": predicted}
     ax = style.new_axes(None, 7.5, 3.8)
     colors = style.series_colors({**measured, **predicted})
@@ -49,7 +53,13 @@ def speedup(
             style.draw(ax, kind, ranks, values, colors[label])
     ax.plot(ranks, ranks, color=style.FAINT, linewidth=1.4, zorder=1)
     top = max(ranks)
-    place = {"textcoords": "offset points", "xytext": (-12, 2), "ha": "right", "va": "bottom", "fontsize": 8.5}
+    place = {
+        "textcoords": "offset points",
+        "xytext": (-12, 2),
+        "ha": "right",
+        "va": "bottom",
+        "fontsize": 8.5,
+    }
     ax.annotate("ideal", (top, top), color=style.MUTED, **place)
     style.steps_axis(ax.yaxis)
     ax.set_ylim(0, top * 1.06)
@@ -59,21 +69,36 @@ def speedup(
     return ax
 
 
-def study_ratios(cells: Mapping[str, Sequence[Mapping[str, float]]], names: Sequence[str] = ()) -> Axes:
-    """A mark at the median and a line over the interval, for each study: {cell: [{"median", "low", "high"}, ...]}."""
+def study_ratios(
+    cells: Mapping[str, Sequence[Mapping[str, float]]], names: Sequence[str] = ()
+) -> Axes:
+    """A mark at the median and a line over the interval, for each study.
+
+    cells: {cell: [{"median", "low", "high"}, ...]}.
+    """
     ax = style.new_axes(None, 7.5, 0.9 + 0.21 * len(cells))
     for y, studies in enumerate(cells.values()):
         for i, ratio in enumerate(studies):
-            look = {"color": (style.INK, style.RANK_COLORS[6])[i], "marker": "os"[i], "markersize": 5}
+            look = {
+                "color": (style.INK, style.RANK_COLORS[6])[i],
+                "marker": "os"[i],
+                "markersize": 5,
+            }
             at = y + 0.44 * (i - (len(studies) - 1) / 2)
             ax.plot([ratio["low"], ratio["high"]], [at, at], color=look["color"])
-            ax.plot(ratio["median"], at, **look, linestyle="", label="" if y or not names else names[i])
+            label = "" if y or not names else names[i]
+            ax.plot(ratio["median"], at, **look, linestyle="", label=label)
     ax.axvline(1, color=style.MUTED, linestyle=":", zorder=0)
-    ax.set(xscale="log", xlabel="time of an epoch over that of the base beside it", ylim=(len(cells) - 0.4, -0.6))
+    ax.set(
+        xscale="log",
+        xlabel="time of an epoch over that of the base beside it",
+        ylim=(len(cells) - 0.4, -0.6),
+    )
     ax.set_yticks(range(len(cells)), cells)
     ax.minorticks_off()
     low, high = ax.get_xlim()
-    ticks = [tick for tick in (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if low <= tick <= high]
+    round_ones = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+    ticks = [tick for tick in round_ones if low <= tick <= high]
     ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     if names:
         style.legend_above(ax, ax.get_legend_handles_labels()[0])

@@ -1,10 +1,11 @@
 """The house style: one colour per strategy, rank and kind of memory, and three distinct marks.
 
-    measured    filled circles on a solid line, a solid bar          ours, by running it
-    predicted   a dashed line without marks, a pale dashed bar       from `cost`
-    published   hollow diamonds without a line, an empty bar         by others, with their source in the legend
+    measured    filled circles on a solid line, a solid bar      ours, by running it
+    predicted   a dashed line without marks, a pale dashed bar   from `cost`
+    published   hollow diamonds without a line, an empty bar     by others, source in the legend
 
-The palettes are distinguishable under simulated protanopia, deuteranopia and tritanopia, which a test checks.
+The palettes are distinguishable under simulated protanopia, deuteranopia and tritanopia, which a
+test checks.
 """
 
 from __future__ import annotations
@@ -53,12 +54,21 @@ METHOD_COLORS = {
     "powersgd": STRATEGY_COLORS["megatron"],
 }
 _NAMED = STRATEGY_COLORS | METHOD_COLORS
-#: Variants of one method also differ in line, all labels of a figure in marker, filled, because they are measured.
+#: Variants of one method also differ in line, all labels of a figure in marker (filled: measured).
 _LINES = ("-", ":", "-.", (0, (3, 1, 1, 1, 1, 1)))
 _MARKERS = ("o", "s", "^", "v", "P", "X", "<", ">")
 #: Colour of a rank and of the data that comes from it.
-RANK_COLORS = ("#0068B8", "#FAC62D", "#60B4A1", "#AB2C4E", "#572D88", "#ADE0FC", "#D96709", "#7C828A")
-#: Colour of a kind of memory; the names are those of `cost.CATEGORIES` and of an engine's `tensors()`.
+RANK_COLORS = (
+    "#0068B8",
+    "#FAC62D",
+    "#60B4A1",
+    "#AB2C4E",
+    "#572D88",
+    "#ADE0FC",
+    "#D96709",
+    "#7C828A",
+)
+#: Colour of a kind of memory; names are those of `cost.CATEGORIES` and of an engine's `tensors()`.
 MEMORY_COLORS = {
     "parameters": "#34548F",
     "gradients": "#F0AF00",
@@ -72,7 +82,7 @@ MEMORY_COLORS = {
 EVENT_COLORS = {
     "forward": "#7AB9EE",
     "backward": "#0068B8",
-    "weights": "#F2BB2D",  # weight-gradient half of a backward pass, which zero-bubble schedules delay
+    "weights": "#F2BB2D",  # weight-gradient half of a backward pass, delayed by zero-bubble
     "communication": "#D96709",
     "optimizer": "#572D88",
     "data": "#A5ABB5",
@@ -93,14 +103,21 @@ def new_axes(ax: Axes | None, width: float = 7.5, height: float = 3.6) -> Axes:
 
 
 def series_colors(labels: Iterable[str]) -> dict[str, str]:
-    """A colour for each label: that of the strategy or method that it starts with ("ddp x4", "radius d 0.4, bf16"),
-    else the next of the cycle. Further labels of one name get other shades."""
+    """A colour for each label.
+
+    That of the strategy or method that it starts with ("ddp x4", "radius d 0.4, bf16"), else the
+    next of the cycle. Further labels of one name get other shades.
+    """
     spare = cycle(entry["color"] for entry in plt.rcParams["axes.prop_cycle"])
     colors: dict[str, str] = {}
     for label in labels:
         name = named(label)
         base = _NAMED[name] if name else next(spare)
-        others = ([0.62 * c for c in to_rgb(base)], [0.4 * c for c in to_rgb(base)], tint(base, 0.5))
+        others = (
+            [0.62 * c for c in to_rgb(base)],
+            [0.4 * c for c in to_rgb(base)],
+            tint(base, 0.5),
+        )
         shades = (base, *map(to_hex, others))
         colors[label] = next((shade for shade in shades if shade not in colors.values()), base)
     return colors
@@ -113,7 +130,7 @@ def named(label: str) -> str:
 
 
 def method_looks(labels: Iterable[str]) -> dict[str, dict]:
-    """Colour, line style and marker of each label: in greyscale, colours alone do not separate them."""
+    """Colour, line style and marker of each label: in greyscale, colours alone do not suffice."""
     looks, count = {}, {}
     for i, (label, color) in enumerate(series_colors(labels).items()):
         name = named(label) or label
@@ -130,22 +147,32 @@ def tint(color: str, strength: float) -> tuple[float, float, float]:
 
 def text_color(background: str | Sequence[float]) -> str:
     """Ink or white, whichever has more contrast on `background` (WCAG's formula)."""
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(background)]
+    linear = [
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(background)
+    ]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return PAPER if luminance < 0.22 else INK
 
 
-# The three marks -----------------------------------------------------------------------------------------------------
+# The three marks ---------------------------------------------------------------------------------
 
 _LINE = {
     "measured": {"marker": "o", "linestyle": "-", "zorder": 3},
     "predicted": {"marker": "", "linestyle": "--", "zorder": 2},
-    "published": {"marker": "D", "linestyle": "", "markerfacecolor": PAPER, "markeredgewidth": 1.4, "zorder": 4},
+    "published": {
+        "marker": "D",
+        "linestyle": "",
+        "markerfacecolor": PAPER,
+        "markeredgewidth": 1.4,
+        "zorder": 4,
+    },
 }
 
 
-def draw(ax: Axes, kind: str, x: Sequence[float], y: Sequence[float], color: str = INK, **options) -> Line2D:
-    """Draw a series of points in the style of `kind` (measured, predicted, published); options go to Axes.plot."""
+def draw(
+    ax: Axes, kind: str, x: Sequence[float], y: Sequence[float], color: str = INK, **options
+) -> Line2D:
+    """Draw a series of points in the style of `kind` (one of KINDS); options go to Axes.plot."""
     style = {"color": color, **_LINE[kind], **options}
     if kind == "measured":
         style = {"markeredgecolor": PAPER, "markeredgewidth": 0.8, **style}
@@ -157,7 +184,12 @@ def bar_style(kind: str, color: str) -> dict:
     if kind == "measured":
         return {"facecolor": color, "edgecolor": PAPER, "linewidth": 0.8}
     if kind == "predicted":
-        return {"facecolor": tint(color, 0.45), "edgecolor": color, "linewidth": 1.4, "linestyle": (0, (3, 2))}
+        return {
+            "facecolor": tint(color, 0.45),
+            "edgecolor": color,
+            "linewidth": 1.4,
+            "linestyle": (0, (3, 2)),
+        }
     return {"facecolor": PAPER, "edgecolor": color, "linewidth": 1.3}
 
 
@@ -177,10 +209,12 @@ def kind_handles(kinds: Iterable[str], source: str = "", bars: bool = False) -> 
 
 def legend_handles(series: Mapping[str, str], more: Iterable = (), bars: bool = False) -> list:
     """Legend entries of {label: colour}, then `more`."""
-    colored = [
-        Patch(facecolor=color, label=label) if bars else Line2D([], [], color=color, linewidth=3, label=label)
-        for label, color in series.items()
-    ]
+    colored = []
+    for label, color in series.items():
+        if bars:
+            colored.append(Patch(facecolor=color, label=label))
+        else:
+            colored.append(Line2D([], [], color=color, linewidth=3, label=label))
     return [*colored, *more]
 
 
@@ -191,18 +225,25 @@ def legend_above(ax: Axes, handles: Sequence):
     figure = ax.figure
     alone = figure.axes == [ax] and isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine)
     room = figure.get_figwidth() * (1 if alone else ax.get_position().width)
-    labels = [(handle[0] if isinstance(handle, tuple) else handle).get_label() for handle in handles]
+    labels = [
+        (handle[0] if isinstance(handle, tuple) else handle).get_label() for handle in handles
+    ]
     columns = _columns(labels, room)
-    # matplotlib fills columns from top to bottom; this order makes the rows read from left to right.
+    # matplotlib fills columns from top to bottom; with this order rows read from left to right.
     order = [i for column in range(columns) for i in range(column, len(handles), columns)]
     handles, labels = [handles[i] for i in order], [labels[i] for i in order]
     if alone:
         return figure.legend(handles, labels, ncols=columns, loc="outside upper left")
-    return ax.legend(handles, labels, ncols=columns, loc="lower left", bbox_to_anchor=(0, 1.02), borderaxespad=0)
+    return ax.legend(
+        handles, labels, ncols=columns, loc="lower left", bbox_to_anchor=(0, 1.02), borderaxespad=0
+    )
 
 
 def _columns(labels: Sequence[str], room: float) -> int:
-    """Legend columns that fit, in rows of even length: about 0.058 inches per letter, 0.55 for handle and gap."""
+    """Legend columns that fit, in rows of even length.
+
+    About 0.058 inches per letter, 0.55 for handle and gap.
+    """
     widths = [0.058 * len(label) + 0.55 for label in labels]
     for columns in range(len(labels), 0, -1):
         if sum(max(widths[column::columns]) for column in range(columns)) <= room:
@@ -211,7 +252,7 @@ def _columns(labels: Sequence[str], room: float) -> int:
     return 1
 
 
-# Units on axes -------------------------------------------------------------------------------------------------------
+# Units on axes -----------------------------------------------------------------------------------
 
 
 def format_bytes(nbytes: float, digits: int = 3) -> str:
@@ -233,7 +274,9 @@ def format_seconds(seconds: float, digits: int = 3) -> str:
     if seconds == 0:
         return "0"
     units = ((1, "s"), (1e-3, "ms"), (1e-6, "µs"))
-    scale, unit = next((unit for unit in units if abs(seconds) >= unit[0] * (1 - 1e-9)), (1e-9, "ns"))
+    scale, unit = next(
+        (unit for unit in units if abs(seconds) >= unit[0] * (1 - 1e-9)), (1e-9, "ns")
+    )
     return f"{_significant(seconds / scale, digits)} {unit}"
 
 
@@ -254,16 +297,21 @@ def bytes_axis(axis: Axis) -> None:
     """At most seven ticks at powers of two, written as KiB, MiB; called after drawing."""
     first, last = (round(math.log2(end)) for end in axis.get_data_interval())
     step = next(step for step in (1, 2, 5, 10, 20) if (last - first) / step < 7)
-    axis.set_major_locator(FixedLocator([2.0**power for power in range(-(-first // step) * step, last + 1, step)]))
+    powers = range(-(-first // step) * step, last + 1, step)
+    axis.set_major_locator(FixedLocator([2.0**power for power in powers]))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(lambda value, _: format_bytes(value))
 
 
 def seconds_axis(axis: Axis) -> None:
-    """Ticks of a logarithmic axis written as µs, ms, s: the fewer decades, the more in each; called after drawing."""
+    """Ticks of a logarithmic axis written as µs, ms, s: the fewer decades, the more in each.
+
+    Called after drawing.
+    """
     low, high = axis.get_data_interval()
     decades = math.log10(high / low)
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 1.5 else (1, 3) if decades < 3 else (1,)))
+    subs = (1, 2, 5) if decades < 1.5 else (1, 3) if decades < 3 else (1,)
+    axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter(lambda value, _: format_seconds(value))
     axis.set_minor_locator(NullLocator())
 
@@ -286,9 +334,12 @@ def for_bars(ax: Axes) -> None:
     ax.grid(visible=False, axis="y")
 
 
-def rounded(ax: Axes, corner: tuple[float, float], width: float, height: float, rounding: float, **look) -> None:
+def rounded(
+    ax: Axes, corner: tuple[float, float], width: float, height: float, rounding: float, **look
+) -> None:
     """A box with round corners, from its lower left one."""
-    ax.add_patch(FancyBboxPatch(corner, width, height, boxstyle=f"round,pad=0,rounding_size={rounding}", **look))
+    box = f"round,pad=0,rounding_size={rounding}"
+    ax.add_patch(FancyBboxPatch(corner, width, height, boxstyle=box, **look))
 
 
 def bare(ax: Axes) -> None:

@@ -1,13 +1,14 @@
 """Published measurements and facts, each with its source and how we verified it.
 
-    published.table("gpt2_c_mpi_cuda")      # list of rows: {"version": "serial", "train_s": 15264, ..., "source": ...}
-    published.facts("turing_facts")         # a JSON document
-    published.measured("radius_cpu")        # our own earlier measurement, with machine, versions and command
+    published.table("gpt2_c_mpi_cuda")   # rows: {"version": "serial", "train_s": 15264, ...}
+    published.facts("turing_facts")      # a JSON document
+    published.measured("radius_cpu")     # our own, with machine, versions and command
     published.names()
 
-Units are in the column names. `verification` is primary (read in the source itself), secondary (in a copy or a summary
-of it), inferred, or recalled_unverified (from memory; `verified` leaves these rows out). Figures draw the numbers in
-papers/, none of which are ours, as hollow diamonds (`plots.style`). A long table may be packed (`.csv.gz`).
+Units are in the column names. `verification` is primary (read in the source itself), secondary (in
+a copy or a summary of it), inferred, or recalled_unverified (from memory; `verified` leaves these
+rows out). Figures draw the numbers in papers/, none of which are ours, as hollow diamonds
+(`plots.style`). A long table may be packed (`.csv.gz`).
 """
 
 from __future__ import annotations
@@ -27,11 +28,15 @@ _MEASURED = resources.files("aiscale.published") / "measured"
 
 def names() -> list[str]:
     kinds = (".csv", ".csv.gz", ".json")
-    return sorted(entry.name.partition(".")[0] for entry in _FOLDER.iterdir() if entry.name.endswith(kinds))
+    files = (entry.name for entry in _FOLDER.iterdir())
+    return sorted(file.partition(".")[0] for file in files if file.endswith(kinds))
 
 
 def table(name: str, folder: Path = _FOLDER) -> list[dict[str, str | int | float | None]]:
-    """The rows of a table; numbers as numbers, empty cells as None. Raises ConfigError for an unknown name."""
+    """The rows of a table; numbers as numbers, empty cells as None.
+
+    Raises ConfigError for an unknown name.
+    """
     rows = csv.DictReader(_read(name, "csv", folder).splitlines())
     return [{key: _number(cell) for key, cell in row.items()} for row in rows]
 
@@ -42,7 +47,7 @@ def facts(name: str) -> dict:
 
 
 def measured(name: str) -> dict:
-    """Our own measurement that takes too long for a lesson: a JSON document with machine and command."""
+    """Our own measurement, too long for a lesson: a JSON document with machine and command."""
     return json.loads((_MEASURED / f"{name}.json").read_text(encoding="utf-8"))
 
 
@@ -74,16 +79,19 @@ def _number(cell: str | None) -> str | int | float | None:
     return cell
 
 
-# Radius's tables ------------------------------------------------------------------------------------------------------
+# Radius's tables ---------------------------------------------------------------------------------
 
 
 DENSE_SHARE = 0.2  #: of all steps, before Radius begins: as published, 60,000 of 300,000
-STEPS = 2000  #: of our runs that stand beside the published ones: the longest that all densities have
+#: of our runs that stand beside the published ones: the longest that all densities have
+STEPS = 2000
 
 
 def radius_beside_ours(results: Mapping) -> str:
-    """Table 2 for GPT-2.0B, right of it what `benchmarks/radius.py` stored. Time saved is 1 - time / dense, on both
-    sides; the artifact prints dense / time - 1."""
+    """Table 2 for GPT-2.0B, right of it what `benchmarks/radius.py` stored.
+
+    Time saved is 1 - time / dense, on both sides; the artifact prints dense / time - 1.
+    """
     step_s = {row["name"]: row["step_s"]["median"] for row in results["speed"]["rows"]}
     runs = {row["case"]: row for row in results["sweep"]["rows"] if row["steps"] == STEPS}
     rows = [row for row in table("radius_perlmutter") if row["model"] == "GPT-2.0B"]
@@ -97,10 +105,24 @@ def radius_beside_ours(results: Mapping) -> str:
         saved = 1 - step_s[f"radius d {density:g}, fp32, at once"] / step_s["dense, fp32, at once"]
         over = runs.get(f"radius d {density:g} T {interval} sum switch {DENSE_SHARE:g}")
         theirs = f"{row['val_ppl'] / rows[0]['val_ppl'] - 1:+.1%}"
-        ours = [f"{(1 - DENSE_SHARE) * saved:.1%}", f"{over['val_over_dense_pct']['mean']:+.1f}%"] if over else ["", ""]
+        ours = ["", ""]
+        if over:
+            change = over["val_over_dense_pct"]["mean"]
+            ours = [f"{(1 - DENSE_SHARE) * saved:.1%}", f"{change:+.1f}%"]
         published = f"{1 - days / rows[0]['wall_clock_days']:.1%}"
-        lines.append([f"Radius, d {density:g}", interval, days, published, row["val_ppl"], theirs, *ours])
-    head = ["", "interval", "days", "time saved", "validation ppl", "change", "**ours:** time saved", "ppl, change"]
+        lines.append(
+            [f"Radius, d {density:g}", interval, days, published, row["val_ppl"], theirs, *ours]
+        )
+    head = [
+        "",
+        "interval",
+        "days",
+        "time saved",
+        "validation ppl",
+        "change",
+        "**ours:** time saved",
+        "ppl, change",
+    ]
     return _markdown(head, lines)
 
 

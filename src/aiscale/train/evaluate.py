@@ -1,7 +1,7 @@
-"""`aiscale evaluate RUN`: tasks of EleutherAI's lm-eval harness on a trained model, a run or a Hugging Face folder.
+"""`aiscale evaluate RUN`: tasks of EleutherAI's lm-eval on a run or a Hugging Face folder.
 
-The data sets of lm-eval's own tasks are downloaded. Those of aiscale_last_word, aiscale_rolling and aiscale_two_choice
-are files of ours, in tasks/.
+The data sets of lm-eval's own tasks are downloaded. Those of aiscale_last_word, aiscale_rolling and
+aiscale_two_choice are files of ours, in tasks/.
 """
 
 from __future__ import annotations
@@ -20,46 +20,82 @@ from aiscale.config import ConfigError
 from aiscale.train.export import export
 
 _MMLU = "college_chemistry college_computer_science college_medicine college_physics sociology"
-#: What was published (published.table). FORGE's are in at-aaims/forge, train/README.md; hendrycksTest is MMLU there.
+#: What was published (published.table). FORGE's are in at-aaims/forge, train/README.md;
+#: hendrycksTest is MMLU there.
 SETS = {
     "radius": ("lambada_openai", "lambada_standard", "wikitext", "winogrande"),
-    "forge": ("arc_easy", "arc_challenge", *(f"mmlu_{name}" for name in _MMLU.split()), "openbookqa", "piqa", "sciq"),
+    "forge": (
+        "arc_easy",
+        "arc_challenge",
+        *(f"mmlu_{name}" for name in _MMLU.split()),
+        "openbookqa",
+        "piqa",
+        "sciq",
+    ),
 }
 OURS = Path(__file__).parent / "tasks"
 
 
-def evaluate(path: str | Path, tasks: Sequence[str], limit: int = 0, batch_size: int = 8, device: str = "cpu") -> dict:
-    """The result of lm-eval's `simple_evaluate`; limit: the first documents of each task, 0: all."""
+def evaluate(
+    path: str | Path, tasks: Sequence[str], limit: int = 0, batch_size: int = 8, device: str = "cpu"
+) -> dict:
+    """The result of lm-eval's `simple_evaluate`; limit: each task's first documents, 0: all."""
     path, tasks = Path(path), [name for task in tasks for name in SETS.get(task, (task,))]
     if not any((path / name).is_file() for name in ("run.json", "config.json")):
-        raise ConfigError(f"{path} is neither a run folder (run.json) nor a Hugging Face folder (config.json)")
+        raise ConfigError(
+            f"{path} is neither a run folder (run.json) nor a Hugging Face folder (config.json)"
+        )
     try:
         import lm_eval
         from lm_eval.tasks import TaskManager
     except ModuleNotFoundError:
         raise ConfigError("lm-eval is not installed: `make setup` installs it") from None
-    ours = all((OURS / f"{name}.yaml").is_file() for name in tasks)  # else it reads thousands of files of its own
+    # else it reads thousands of files of its own
+    ours = all((OURS / f"{name}.yaml").is_file() for name in tasks)
     manager = TaskManager(include_path=[str(OURS)], include_defaults=not ours)
     if unknown := [name for name in tasks if name not in manager.all_tasks]:
-        raise ConfigError(f"no task of lm-eval is called {unknown[0]!r}: `lm-eval ls tasks` lists all")
+        raise ConfigError(
+            f"no task of lm-eval is called {unknown[0]!r}: `lm-eval ls tasks` lists all"
+        )
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    os.environ["DISABLE_MULTIPROC"] = "1"  # it would fork this process, whose threads may hold a lock
+    # it would fork this process, whose threads may hold a lock
+    os.environ["DISABLE_MULTIPROC"] = "1"
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
         model = export(path, Path(folder) / "model") if (path / "run.json").is_file() else path
         if json.loads((model / "config.json").read_text()).get("model_type") == "bert":
-            raise ConfigError("BERT guesses hidden tokens, and lm-eval scores the next one: evaluate another model")
-        # With its cache, lm-eval 0.4.13 scores the wrong token if two requests split the same text differently. Its
-        # 100,000 bootstrap draws, for standard errors, take longer than a small evaluation.
+            raise ConfigError(
+                "BERT guesses hidden tokens, and lm-eval scores the next one: "
+                "evaluate another model"
+            )
+        # With its cache, lm-eval 0.4.13 scores the wrong token if two requests split the same text
+        # differently. Its 100,000 bootstrap draws, for standard errors, take long.
         options = {"pretrained": str(model.resolve()), "logits_cache": False}
-        settings = {"limit": limit or None, "batch_size": batch_size, "device": device, "bootstrap_iters": 1000}
-        return lm_eval.simple_evaluate("hf", options, tasks, task_manager=manager, log_samples=False, **settings)
+        settings = {
+            "limit": limit or None,
+            "batch_size": batch_size,
+            "device": device,
+            "bootstrap_iters": 1000,
+        }
+        return lm_eval.simple_evaluate(
+            "hf", options, tasks, task_manager=manager, log_samples=False, **settings
+        )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="RUN", help="a run folder, such as runs/laptop, or a Hugging Face folder")
-    add("--tasks", default="radius", help="lm-eval's tasks, comma-separated; radius or forge: those of the publication")
-    add("--limit", type=int, default=0, metavar="N", help="use only the first N documents of each task; 0: all")
+    add(
+        "--tasks",
+        default="radius",
+        help="lm-eval's tasks, comma-separated; radius or forge: those of the publication",
+    )
+    add(
+        "--limit",
+        type=int,
+        default=0,
+        metavar="N",
+        help="use only the first N documents of each task; 0: all",
+    )
     add("--batch-size", type=int, default=8, metavar="N", help="sequences in a batch (default: 8)")
     add("--device", default="cpu", help="cpu or cuda (default: cpu)")
     add("--json", action="store_true", help="print the results as JSON")
@@ -70,4 +106,8 @@ def run(args: argparse.Namespace) -> None:
     from lm_eval.utils import make_table
 
     parts = ("results", "n-samples", "n-shot", "versions", "config")
-    print(json.dumps({key: results[key] for key in parts}, default=str) if args.json else make_table(results))
+    print(
+        json.dumps({key: results[key] for key in parts}, default=str)
+        if args.json
+        else make_table(results)
+    )

@@ -1,7 +1,7 @@
-"""`aiscale export RUN FOLDER`: a trained model as a Hugging Face folder, whichever strategy trained it.
+"""`aiscale export RUN FOLDER`: a trained model, of any strategy, as a Hugging Face folder.
 
-The folder also gets the tokenizer: aiscale_tokenizer.json, which `Tokenizer.from_json` reads, and for byte and bpe,
-which can encode any text, the files that AutoTokenizer reads.
+The folder also gets the tokenizer: aiscale_tokenizer.json, which `Tokenizer.from_json` reads, and
+for byte and bpe, which can encode any text, the files that AutoTokenizer reads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def export(run: str | Path, folder: str | Path, *, overwrite: bool = False) -> Path:
-    """Write the model of a run folder's newest checkpoint to `folder`; raises ConfigError if it cannot."""
+    """Write the model of a run's newest checkpoint to `folder`; raises ConfigError if it cannot."""
     from aiscale.train.trained import open_folder
 
     folder = Path(folder)
@@ -45,8 +45,11 @@ def export(run: str | Path, folder: str | Path, *, overwrite: bool = False) -> P
 
 
 def hugging_face_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """A transformers tokenizer that gives the same ids. What separates documents begins and ends a text and pads it:
-    <|endoftext|> or, of bytes, a line end."""
+    """A transformers tokenizer that gives the same ids.
+
+    What separates documents begins and ends a text and pads it: <|endoftext|> or, of bytes, a line
+    end.
+    """
     from tokenizers import Tokenizer as Library
     from transformers import PreTrainedTokenizerFast
 
@@ -55,7 +58,9 @@ def hugging_face_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     else:
         library = _bytes()
     end = library.id_to_token(tokenizer.encode(tokenizer.separator)[-1])
-    return PreTrainedTokenizerFast(tokenizer_object=library, bos_token=end, eos_token=end, pad_token=end)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=library, bos_token=end, eos_token=end, pad_token=end
+    )
 
 
 def _bytes():
@@ -66,7 +71,9 @@ def _bytes():
     # `tokenizers` writes a byte as such a character.
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-    library = Library(models.BPE({character: byte for byte, character in bytes_to_unicode().items()}, []))
+    library = Library(
+        models.BPE({character: byte for byte, character in bytes_to_unicode().items()}, [])
+    )
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     library.decoder = decoders.ByteLevel()
     return library

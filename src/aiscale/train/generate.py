@@ -9,9 +9,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="RUN", help="a run folder, such as runs/laptop")
     add("--prompt", metavar="TEXT", default="The ", help="the text to continue (default: 'The ')")
-    add("--tokens", type=int, metavar="N", default=200, help="how many tokens to generate (default: 200)")
-    add("--temperature", type=float, metavar="T", default=0.8, help="0: always the likeliest token (default: 0.8)")
-    add("--top-k", type=int, metavar="K", default=0, help="draw from the K likeliest tokens; 0: from all (default: 0)")
+    add(
+        "--tokens",
+        type=int,
+        metavar="N",
+        default=200,
+        help="how many tokens to generate (default: 200)",
+    )
+    add(
+        "--temperature",
+        type=float,
+        metavar="T",
+        default=0.8,
+        help="0: always the likeliest token (default: 0.8)",
+    )
+    add(
+        "--top-k",
+        type=int,
+        metavar="K",
+        default=0,
+        help="draw from the K likeliest tokens; 0: from all (default: 0)",
+    )
     add("--seed", type=int, metavar="N", default=0, help="seed of the sampling (default: 0)")
 
 
@@ -33,8 +51,11 @@ def run(args: argparse.Namespace) -> None:
     how = how if args.temperature else {"do_sample": False}
     window, length = model.config.max_seq_len, text.shape[1] + args.tokens
     while text.shape[1] < length:
-        seen = text if text.shape[1] < window else text[:, -(window // 2) :]  # a full window drops its older half
+        # a full window drops its older half
+        seen = text if text.shape[1] < window else text[:, -(window // 2) :]
         more = min(length - text.shape[1], window - seen.shape[1])
-        new = model.generate(seen, attention_mask=torch.ones_like(seen), max_new_tokens=more, pad_token_id=0, **how)
+        new = model.generate(
+            seen, attention_mask=torch.ones_like(seen), max_new_tokens=more, pad_token_id=0, **how
+        )
         text = torch.cat([text, new[:, seen.shape[1] :]], dim=1)
     print(tokenizer.decode(text[0].tolist()))

@@ -1,4 +1,4 @@
-"""What each launcher starts, and the ranks and GPU memory it needs, for any site: the table lessons.toml.
+"""What each launcher starts, and the ranks and GPU memory it needs, for any site: lessons.toml.
 
 The site's profile turns `ranks` and `gpu_memory_gb` into nodes and a constraint. The layout may
 depend on the number of GPUs per node, since tensor parallelism should stay within a node.

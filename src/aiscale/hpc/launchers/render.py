@@ -32,10 +32,16 @@ SHIPPED = ("frontier", "perlmutter")  #: the sites whose launchers are committed
 
 
 def render_all(place: Site) -> dict[str, str]:
-    """{name: text} of the launchers that fit a site, and of the script that builds their environment."""
+    """{name: text} of the launchers that fit a site, and of what builds their environment."""
     if place.pbs:
-        return {"your_own.pbs": _finish(templates().get_template("your_own.pbs.j2").render(site=place))}
-    files = {f"{lesson.name}.sbatch": render(lesson, place) for lesson in LESSONS.values() if fits(lesson, place)}
+        return {
+            "your_own.pbs": _finish(templates().get_template("your_own.pbs.j2").render(site=place))
+        }
+    files = {
+        f"{lesson.name}.sbatch": render(lesson, place)
+        for lesson in LESSONS.values()
+        if fits(lesson, place)
+    }
     if place.build.create:
         files[BUILD] = _finish(templates().get_template(BUILD + ".j2").render(site=place))
     return files
@@ -53,7 +59,9 @@ def place_for(lesson: Lesson, place: Site) -> Site:
     """The site, or the part of a node that the lesson asks for."""
     if lesson.on_cpus and place.cpus.node.ranks:
         return place.on_cpus().part(lesson.on_cpus)
-    return dataclasses.replace(place, qos=lesson.shared).part(lesson.ranks) if lesson.shared else place
+    return (
+        dataclasses.replace(place, qos=lesson.shared).part(lesson.ranks) if lesson.shared else place
+    )
 
 
 @dataclass(frozen=True)
@@ -71,16 +79,24 @@ class _Job:
     @classmethod
     def of(cls, lesson: Lesson, place: Site) -> _Job:
         nodes, rules = -(-max(1, lesson.ranks) // place.node.ranks_per_node), place.scheduler
-        kind = next((kind for kind in place.node.kinds if kind.memory_gb >= lesson.gpu_memory_gb), None)
+        kind = next(
+            (kind for kind in place.node.kinds if kind.memory_gb >= lesson.gpu_memory_gb), None
+        )
         if kind is None:
-            raise SiteError(f"{lesson.name} needs GPUs of {lesson.gpu_memory_gb:g} GB, and {place.name} has none")
+            raise SiteError(
+                f"{lesson.name} needs GPUs of {lesson.gpu_memory_gb:g} GB, "
+                f"and {place.name} has none"
+            )
         partition = place.partition or rules.default_partition
         takes_days = lesson.hours > LONG_H  # then in the partition with the longest time
         choices = [partition, *rules.partitions] if takes_days else [partition]
         allowed = {name: rules.hours_for(nodes, name, place.qos) or 0.0 for name in choices}
         partition = max(allowed, key=lambda name: min(allowed[name], lesson.hours))
         if not allowed[partition]:
-            raise SiteError(f"{lesson.name} needs {nodes} nodes of {place.name}, more than its partition or QOS allows")
+            raise SiteError(
+                f"{lesson.name} needs {nodes} nodes of {place.name}, "
+                "more than its partition or QOS allows"
+            )
         hours = min(lesson.hours, allowed[partition])
         return cls(lesson, place, nodes, kind, hours, allowed[partition], partition)
 
@@ -134,21 +150,25 @@ class _Job:
 
 
 def head(job: _Job) -> list[str]:
-    """The comment at the top: what it does, the most that it costs, what to expect, how to submit it."""
+    """The comment at the top: what it does, its highest price, what to expect, how to submit it."""
     lesson, place, name = job.lesson, job.place, f"{job.lesson.name}.sbatch"
     size = f"{job.nodes} node{'s' * (job.nodes > 1)} x {job.hours:g} h"
-    lines = [f"{lesson.title} on {place.title}. {lesson.about}", f"Costs at most {size} = {job.price()}."]
+    lines = [
+        f"{lesson.title} on {place.title}. {lesson.about}",
+        f"Costs at most {size} = {job.price()}.",
+    ]
     if lesson.hours > LONG_H:
         lines.reverse()
         lines.append("A first try: sbatch -t 30, and --steps 50 --warm-up 5.")
     if lesson.work == "train":
         lines += expected(job)
-    call, more = lesson.call or f"Submit: aiscale submit {name}.", "launchers/" * (place.name not in SHIPPED)
+    call = lesson.call or f"Submit: aiscale submit {name}."
+    more = "launchers/" * (place.name not in SHIPPED)
     return [*lines, f"{call} More: {more}README.md"]
 
 
 def expected(job: _Job) -> list[str]:
-    """What the file does as it stands: speed and time by the planner, loss, and bytes that stay on the disk."""
+    """What the file does as it stands: planned speed and time, loss, and bytes left on the disk."""
     run, lesson = job.run(), job.lesson
     loss = f"loss from {math.log(run.model.vocab_size):.1f} "
     loss += f"to {math.log(lesson.perplexity):.2f} (published)" if lesson.perplexity else "down"
@@ -156,9 +176,11 @@ def expected(job: _Job) -> list[str]:
     if found := planned(run, job.ranks, job.kind.machine or job.place.machine):
         minutes = run.loop.steps * found["step_s"] / 60
         time = f"{_two(minutes)} min" if minutes < 100 else f"{_two(minutes / 60)} h"
-        speed = f"{_two(found['tokens_per_s'])} tokens/s a GPU, {time} for {run.loop.steps:,} steps (planned); "
+        speed = f"{_two(found['tokens_per_s'])} tokens/s a GPU, "
+        speed += f"{time} for {run.loop.steps:,} steps (planned); "
     nbytes = checkpoints(run)[0] * checkpoint_bytes(run, job.ranks)
-    left = f"RUNS/{lesson.name} ({size_of(nbytes) if nbytes else 'no checkpoint'}) and {lesson.name}-JOBID.out"
+    left = f"RUNS/{lesson.name} ({size_of(nbytes) if nbytes else 'no checkpoint'}) "
+    left += f"and {lesson.name}-JOBID.out"
     return [f"Expect {speed}{loss}.", f"Leaves {left}."]
 
 
@@ -183,8 +205,13 @@ def templates() -> jinja2.Environment:
     options = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     made = jinja2.Environment(loader=loader, keep_trailing_newline=True, **options)
     marks = {"initial_indent": "# ", "subsequent_indent": "# "}
-    made.filters["comment"] = functools.partial(textwrap.fill, width=120, break_on_hyphens=False, **marks)
-    made.filters |= {"quote": shlex.quote, "clock": lambda h: "{:02}:{:02}:00".format(*divmod(round(h * 60), 60))}
+    made.filters["comment"] = functools.partial(
+        textwrap.fill, width=120, break_on_hyphens=False, **marks
+    )
+    made.filters |= {
+        "quote": shlex.quote,
+        "clock": lambda h: "{:02}:{:02}:00".format(*divmod(round(h * 60), 60)),
+    }
     return made
 
 
@@ -202,14 +229,22 @@ def write(place: Site, out: str | Path) -> list[Path]:
 def drift(out: str | Path, places: Iterable[Site] | None = None) -> list[Path]:
     """The files in `out` that are missing, changed by hand, or of no lesson."""
     folders = {Path(out) / place.name: render_all(place) for place in places or map(site, SHIPPED)}
-    expected = {folder / name: text for folder, files in folders.items() for name, text in files.items()}
+    expected = {
+        folder / name: text for folder, files in folders.items() for name, text in files.items()
+    }
     there = {path: path.read_text() for folder in folders for path in folder.glob("*.s*")}
-    return sorted(path for path in expected.keys() | there.keys() if expected.get(path) != there.get(path))
+    return sorted(
+        path for path in expected.keys() | there.keys() if expected.get(path) != there.get(path)
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add, shipped = parser.add_argument, " and ".join(SHIPPED)
-    add("--site", metavar="FILE", help=f"a .toml file of your own, or one of {', '.join(names())} (default: {shipped})")
+    add(
+        "--site",
+        metavar="FILE",
+        help=f"a .toml file of your own, or one of {', '.join(names())} (default: {shipped})",
+    )
     add("--out", default="launchers", metavar="DIR", help="where files go (default: launchers)")
     add("--check", action="store_true", help="write nothing; say what would change")
 
@@ -219,7 +254,10 @@ def run(args: argparse.Namespace) -> int:
     if args.check:
         wrong = drift(args.out, places)
         print(*wrong, sep="\n", end="\n" * bool(wrong))
-        print(f"{args.out}: {len(wrong)} files differ from what `aiscale launchers` writes", file=sys.stderr)
+        print(
+            f"{args.out}: {len(wrong)} files differ from what `aiscale launchers` writes",
+            file=sys.stderr,
+        )
         return int(bool(wrong))
     for place in places:
         print(*write(place, args.out), sep="\n")

@@ -21,7 +21,8 @@ from aiscale.config.run import build
 
 _HERE = Path(__file__).parent
 
-#: Slurm's states of a job that has ended (`man squeue`, job state codes). All others pass: SIGNALING, RESIZING, ...
+#: Slurm's states of a job that has ended (`man squeue`, job state codes). All others pass:
+#: SIGNALING, RESIZING, ...
 ENDED = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL"),
     *("OUT_OF_MEMORY", "PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT"),
@@ -66,8 +67,10 @@ class SiteNode:
 class Cpus:
     """Nodes without GPUs, where jobs share nodes: for ranks on CPUs."""
 
-    node: SiteNode = SiteNode(gpus=0, cores=0, cpus_per_rank=0)  #: `ranks` have room on it; 0: there are none
-    partition: str = ""  #: asks for them, as qos and the constraint of node.kinds do; empty: the site's usual one
+    #: `ranks` have room on it; 0: there are none
+    node: SiteNode = SiteNode(gpus=0, cores=0, cpus_per_rank=0)
+    #: asks for them, as qos and the constraint of node.kinds do; empty: the site's usual one
+    partition: str = ""
     qos: str = ""
     sbatch: tuple[str, ...] = ()  #: more #SBATCH options
     charge_unit: str = "node-hours"
@@ -87,7 +90,8 @@ class Partition:
     """The limits of a --partition."""
 
     limits: tuple[Limit, ...]  #: smallest jobs first
-    share: float = 0.0  #: the most of a node that a job gets where jobs share nodes; 0: they have whole ones
+    #: the most of a node that a job gets where jobs share nodes; 0: they have whole ones
+    share: float = 0.0
     source: str = ""
 
 
@@ -114,14 +118,16 @@ class Scheduler:
     account_pattern: str = ".+"  #: a regular expression that matches accounts which may use GPUs
     account_hint: str = "your project"  #: what to enter as the account
     account_suffix: str = ""  #: of accounts for GPU nodes; may be left out of an account's name
-    qos_prefix: str = ""  #: in a job on GPU nodes, the QOS is called so and by its name: gpu_debug for -q debug
+    #: in a job on GPU nodes, the QOS is called so and by its name: gpu_debug for -q debug
+    qos_prefix: str = ""
     charge_unit: str = "node-hours"  #: in which the site counts
     charge_per_node_hour: float = 1.0  #: charge_unit for a node and an hour
     default_partition: str = ""
     default_qos: str = ""
     max_jobs: int = 0  #: of a user, queued or running; 0: no limit
     required: tuple[str, ...] = ("account", "time")  #: a job without these options is refused
-    features: Mapping[str, str] = field(default_factory=dict)  #: valid --constraint names, and what each is
+    #: valid --constraint names, and what each is
+    features: Mapping[str, str] = field(default_factory=dict)
     partitions: Mapping[str, Partition] = field(default_factory=dict)
     qos: Mapping[str, Qos] = field(default_factory=dict)
 
@@ -149,7 +155,9 @@ class Scheduler:
             return math.inf
         hours = [math.inf]
         if entry := self.partitions.get(partition or self.default_partition):
-            longest = next((limit.max_hours for limit in entry.limits if nodes <= limit.max_nodes), None)
+            longest = next(
+                (limit.max_hours for limit in entry.limits if nodes <= limit.max_nodes), None
+            )
             if longest is None:
                 return None
             hours.append(longest)
@@ -165,7 +173,8 @@ class Shell:
     """Pieces of bash for launchers, each with its reasons and sources as comments."""
 
     modules: str = ""  #: what the site's software stack needs, before an environment is active
-    #: puts the environment on PATH, sets the words that start Python in a step, and ends where there is no Python
+    #: puts the environment on PATH, sets the words that start Python in a step, and ends where
+    #: there is no Python
     activate: str = """
 export PATH="$ENVIRONMENT/bin:$PATH" PYTHONNOUSERSITE=1
 python=(python -u)
@@ -174,7 +183,7 @@ ls "$ENVIRONMENT/bin/python" > /dev/null
     unpack: str = ""  #: a folder on each node's own disk, for an environment that is one .tar.gz
     network: str = ""  #: variables of NCCL, RCCL and libfabric
     master: str = ""  #: sets MASTER_ADDR
-    #: where libraries may write code that they load later, below $caches, a folder of this user alone
+    #: where libraries may write code that they load later, below $caches, this user's own folder
     caches: str = 'export TORCHINDUCTOR_CACHE_DIR="$caches/inductor"'
     one_node: str = ""  #: a command before a step on one node, inside a job of several
     many_nodes: str = ""  #: a command before a step on several nodes
@@ -182,13 +191,17 @@ ls "$ENVIRONMENT/bin/python" > /dev/null
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """How the site's environment is built, in pieces of bash, which may read $PREFIX (its folder), $WHEELHOUSE (of
-    wheels, if any) and $MODE: build, download (only fill $WHEELHOUSE) or offline (only from $WHEELHOUSE)."""
+    """How the site's environment is built, in pieces of bash.
+
+    They may read $PREFIX (its folder), $WHEELHOUSE (of wheels, if any) and $MODE: build, download
+    (only fill $WHEELHOUSE) or offline (only from $WHEELHOUSE).
+    """
 
     python: str = ""  #: version
     torch: str = ""  #: version, also in the site's requirements.lock
     torch_index: str = ""  #: the address of its package index; empty: a module has torch
-    torch_check: str = "True"  #: a Python expression that is true for the right build of torch (imported)
+    #: a Python expression that is true for the right build of torch (imported)
+    torch_check: str = "True"
     where: str = ""  #: a good place for the environment, in a sentence
     modules: str = ""  #: modules to load
     create: str = ""  #: makes $PREFIX/bin/python
@@ -206,19 +219,24 @@ class Site:
     read: datetime.date  #: when the sources were read
     sources: Mapping[str, str]  #: key -> source; rules and comments name the keys
     machine: str = ""  #: its name in aiscale.machines, if it is there
-    marks: Mapping[str, str] = field(default_factory=dict)  #: environment variables that identify the site
+    #: environment variables that identify the site
+    marks: Mapping[str, str] = field(default_factory=dict)
     node: SiteNode
     scheduler: Scheduler
     partition: str = ""  #: for launchers; empty: the site's default
     qos: str = ""  #: for launchers; empty: the site's default
     sbatch: tuple[str, ...] = ()  #: more #SBATCH options, as --option=value  # why
     srun: str  #: options of a step with one rank per GPU
-    local_rank: str = "$SLURM_LOCALID"  #: LOCAL_RANK of scripts written for torchrun, which take it for their GPU
-    rank_env: Mapping[str, str] = field(default_factory=dict)  #: variables of each rank that srun would overwrite
-    cpus: Cpus = field(default_factory=Cpus)  #: for what needs no GPU; without them it gets a whole node
+    #: LOCAL_RANK of scripts written for torchrun, which take it for their GPU
+    local_rank: str = "$SLURM_LOCALID"
+    #: variables of each rank that srun would overwrite
+    rank_env: Mapping[str, str] = field(default_factory=dict)
+    #: for what needs no GPU; without them it gets a whole node
+    cpus: Cpus = field(default_factory=Cpus)
     environment: str = ""  #: the default of ENVIRONMENT in launchers
     environment_hint: str = ""  #: alternatives to it
-    runs_hint: str = "results; all nodes must see it"  #: where RUNS lies, and how long files stay there
+    #: where RUNS lies, and how long files stay there
+    runs_hint: str = "results; all nodes must see it"
     edit: str = ""  #: more lines of a launcher's block EDIT
     step: str = ""  #: more words of srun in launchers, which EDIT sets
     pbs: tuple[str, ...] = ()  #: #PBS options of a site without Slurm, whose `srun` has mpiexec's
@@ -228,7 +246,10 @@ class Site:
     def on_cpus(self) -> Site:
         """This site's nodes without GPUs."""
         cpus, rules = self.cpus, self.scheduler
-        changed = {"charge_unit": cpus.charge_unit, "charge_per_node_hour": cpus.charge_per_node_hour}
+        changed = {
+            "charge_unit": cpus.charge_unit,
+            "charge_per_node_hour": cpus.charge_per_node_hour,
+        }
         changed["account_example"] = rules.account_example.removesuffix(rules.account_suffix)
         return dataclasses.replace(
             self,
@@ -242,7 +263,7 @@ class Site:
         )
 
     def charge_of(self, cpus: int, partition: str = "", qos: str = "") -> float:
-        """What a node and an hour are charged, for a job that has so many CPUs of a node; 0: all."""
+        """What a node and an hour are charged, for a job that has so many of its CPUs; 0: all."""
         whole = self.node.cpus_per_rank * self.node.ranks_per_node
         share = min(1.0, cpus / whole) if cpus and self._shares(partition, qos) else 1.0
         return self.scheduler.charge(1, 1, qos) * share
@@ -258,12 +279,19 @@ class Site:
         rules, node, each = self.scheduler, self.node, self.node.ranks_per_node
         if ranks >= each or ranks > self._shares(self.partition, self.qos) * each:
             return self
-        cut = {"ranks": ranks, "gpus": min(node.gpus, ranks), "cores": max(1, node.cores * ranks // each)}
-        cpus, gpus = f"--cpus-per-task={node.cpus_per_rank}", f" --gpus-per-node={ranks}" if node.gpus else ""
+        cut = {
+            "ranks": ranks,
+            "gpus": min(node.gpus, ranks),
+            "cores": max(1, node.cores * ranks // each),
+        }
+        cpus = f"--cpus-per-task={node.cpus_per_rank}"
+        gpus = f" --gpus-per-node={ranks}" if node.gpus else ""
         return dataclasses.replace(
             self,
             node=dataclasses.replace(node, **cut),
-            scheduler=dataclasses.replace(rules, charge_per_node_hour=rules.charge_per_node_hour * ranks / each),
+            scheduler=dataclasses.replace(
+                rules, charge_per_node_hour=rules.charge_per_node_hour * ranks / each
+            ),
             sbatch=(*self.sbatch, f"{cpus}  # others have the rest of the node"),
             srun=cpus + gpus,
             rank_env={},  # it numbers all GPUs of a node
@@ -279,14 +307,24 @@ class Site:
 
     def __post_init__(self) -> None:
         rules = self.scheduler
-        settings = {"partitions": self.partition or rules.default_partition, "qos": self.qos or rules.default_qos}
+        settings = {
+            "partitions": self.partition or rules.default_partition,
+            "qos": self.qos or rules.default_qos,
+        }
         for table, value in settings.items():
             kind, valid = table.removesuffix("s" * (table != "qos")), getattr(rules, table)
             if value and value not in valid:
-                raise SiteError(f"{kind} {value} is not among scheduler.{kind}: add [scheduler.{table}.{value}]")
-        named = {word for kind in self.node.kinds for word in re.split(r"[&|]", kind.constraint) if word}
+                raise SiteError(
+                    f"{kind} {value} is not among scheduler.{kind}: add [scheduler.{table}.{value}]"
+                )
+        named = {
+            word for kind in self.node.kinds for word in re.split(r"[&|]", kind.constraint) if word
+        }
         if unknown := sorted(named - set(rules.features)):
-            raise SiteError(f"node.kinds names the constraint {unknown[0]}, which scheduler.features lacks: add it")
+            raise SiteError(
+                f"node.kinds names the constraint {unknown[0]}, "
+                "which scheduler.features lacks: add it"
+            )
 
 
 def names() -> list[str]:
@@ -302,11 +340,13 @@ def site(name: str) -> Site:
 
 
 def here() -> Site | None:
-    """The profile that AISCALE_SITE names, else of the site whose marks are all in the environment, else None."""
+    """The profile that AISCALE_SITE names, or whose marks are all in the environment, or None."""
     if name := os.environ.get("AISCALE_SITE"):
         return find(name)
     shipped = map(site, names())
-    return next((one for one in shipped if one.marks and one.marks.items() <= os.environ.items()), None)
+    return next(
+        (one for one in shipped if one.marks and one.marks.items() <= os.environ.items()), None
+    )
 
 
 def find(text: str) -> Site:
@@ -319,7 +359,9 @@ def load(path: str | Path) -> Site:
     try:
         return build(Site, tomllib.loads(Path(path).read_text()))
     except OSError as error:
-        raise SiteError(f"site profile {path}: {(error.strerror or str(error)).lower()}; to copy: {_HERE}") from None
+        raise SiteError(
+            f"site profile {path}: {(error.strerror or str(error)).lower()}; to copy: {_HERE}"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SiteError(f"site profile {path} is not TOML: {error}") from None
     except ConfigError as error:

@@ -1,5 +1,6 @@
-"""Functions that the YAML files in this folder call (lm-eval's `!function reading.NAME`): they load our documents, so
-that nothing is downloaded, and fill a sentence's gap both ways.
+"""Functions that the YAML files in this folder call (lm-eval's `!function reading.NAME`).
+
+They load our documents, so that nothing is downloaded, and fill a sentence's gap both ways.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ def answer(document: dict) -> int:
 
 
 def choices(document: dict) -> list[str]:
-    """The sentence up to its gap, with the gap filled each way: the context for scoring the rest."""
+    """The sentence up to its gap, with the gap filled each way: the context for the rest."""
     before, _ = document["sentence"].split("_")
     return [before + document["option1"], before + document["option2"]]
 
 
 def rest(document: dict) -> str:
-    """The sentence after its gap: the better the filling, the likelier this. lm-eval adds the space before it."""
+    """The sentence after its gap: the better the filling, the likelier this.
+
+    lm-eval adds the space before it.
+    """
     return document["sentence"].split("_")[1].strip()
