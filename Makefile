@@ -88,7 +88,7 @@ study: setup  ## run the study twice (an hour, alone on the machine) and store i
 	@for run in 1 2; do $(BIN)/aiscale study $(STUDY) --out runs/$(STUDY)-$$run || exit; done
 	@$(BIN)/aiscale study --compare runs/$(STUDY)-1 runs/$(STUDY)-2
 	@$(BIN)/aiscale study --compare runs/$(STUDY)-1 runs/$(STUDY)-2 --json > runs/$(STUDY).json
-	@mv runs/$(STUDY).json src/aiscale/published/measured/$(STUDY:laptop=study).json
+	@mv runs/$(STUDY).json src/aiscale/plan/published/measured/$(STUDY:laptop=study).json
 
 setup:  ## install everything that is missing into .venv
 	@scripts/setup.sh

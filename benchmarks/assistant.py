@@ -1,6 +1,6 @@
 """The cells of appendix A5 with five seeds: how often each training's model is right.
 
-    python benchmarks/assistant.py src/aiscale/published/measured/assistant.json
+    python benchmarks/assistant.py src/aiscale/plan/published/measured/assistant.json
 
 It takes five minutes on one core. The notebook draws it.
 """

@@ -25,10 +25,11 @@ import torch
 import torch.nn.functional as F
 from common import machine_facts
 
-from aiscale.config import ModelConfig, OptimizerConfig, write_whole
-from aiscale.model import GPT
-from aiscale.model.kernels import Linear
-from aiscale.optim import build_optimizer
+from aiscale.errors import write_whole
+from aiscale.lesson.model import GPT
+from aiscale.lesson.model.kernels import Linear
+from aiscale.lesson.optim import build_optimizer
+from aiscale.plan.config import ModelConfig, OptimizerConfig
 
 sys.path.append(str(Path(__file__).parents[1] / "notebooks"))
 from instruments.choices import block_scaled, held_out_loss, train, warmed

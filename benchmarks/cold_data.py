@@ -5,7 +5,7 @@
     # more than this machine's memory
     python benchmarks/cold_data.py OUT.json --gb 30 --folder /scratch/me
 
-Reads windows in the random order of training (`aiscale.data.Batches`), other ones in each round.
+Reads windows in the random order of training, other ones in each round.
 Before a cold measurement the file leaves the page cache, for which nobody needs to be root: fsync,
 then posix_fadvise(DONTNEED); `resident` is the share that mincore still finds. A reboot would empty
 more: the disk's own cache and, of a virtual machine, its host's. What does not fit into memory is
@@ -29,7 +29,7 @@ import numpy as np
 import psutil
 from common import machine_facts
 
-from aiscale.data import Batches
+from aiscale.train.prepare import Batches
 
 T, BATCH, STEPS, ROUNDS, COMPUTE_S, BLOCK = 1024, 16, 40, 3, 0.01, 2**24
 

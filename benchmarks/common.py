@@ -22,8 +22,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from aiscale.distributed import connect
 from aiscale.launch import launch
+from aiscale.measure.distributed import connect
 from aiscale.train import record
 
 _CPUS = Path("/proc/cpuinfo")

@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 from common import arguments, check, finish, machine_facts, table
 
-from aiscale import cost
-from aiscale.distributed import connect
+from aiscale.measure.distributed import connect
+from aiscale.measure.meter import peak_flops
 from aiscale.measure.study.engine import attempt
 from aiscale.measure.study.grid import AXES, Cell, run_of, study_of
-from aiscale.meter import peak_flops
+from aiscale.plan import cost
 
 SIZES = {"124M": "gpt2", "355M": "radius-355m", "774M": "gpt2-large", "1558M": "gpt2-xl"}
 STEPS = 20  #: of an epoch, of which there are two; the second is timed

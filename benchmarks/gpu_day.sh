@@ -11,7 +11,7 @@
 # It needs one GPU (H100 or H200), Python 3.12 (PYTHON names another), torch 2.11 and no network, in a checkout as it is.
 # A package that the machine lacks comes from wheels/, if that is there. Where there is a network, fill it with
 #   pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_28_x86_64 -d wheels NAME ...
-# OUT (default gpu_day) gets one JSON a part, in the form of src/aiscale/published/measured, and a log of all parts.
+# OUT (default gpu_day) gets one JSON a part, in the form of src/aiscale/plan/published/measured, and a log of all parts.
 
 set -uo pipefail  # no -e: a part that fails stops nothing
 cd "$(dirname "$0")/.." || exit 1

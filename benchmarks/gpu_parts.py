@@ -1,4 +1,4 @@
-"""The parts of a day on one GPU, each a small JSON in the form of src/aiscale/published/measured.
+"""The parts of a day on one GPU: small JSON files in the form of aiscale/plan/published/measured.
 
     benchmarks/gpu_day.sh [PART ...]                             # some or all, each within its time
     python benchmarks/gpu_parts.py trace gpu_day/trace.json [--quick]
@@ -27,16 +27,16 @@ from common import machine_facts, paired
 from torch.autograd import DeviceType
 from ways import Bucket, SimulatedRanks, make
 
-from aiscale.config import write_whole
-from aiscale.data import Batches
-from aiscale.data.corpus import find_text
-from aiscale.distributed import connect
+from aiscale.errors import write_whole
+from aiscale.measure.distributed import connect
+from aiscale.measure.meter import allocated_bytes, held_bytes
 from aiscale.measure.study import run_study, summary
 from aiscale.measure.study.grid import STUDIES, study_of
-from aiscale.meter import allocated_bytes, held_bytes
 from aiscale.train.model import build, draw, loss_of
 from aiscale.train.optimizer import make_optimizer
 from aiscale.train.options import options
+from aiscale.train.prepare import Batches
+from aiscale.train.prepare.corpus import find_text
 from aiscale.train.presets import shape_of
 
 ROOT, QUICK, RANKS = Path(__file__).resolve().parents[1], "--quick" in sys.argv, 4

@@ -22,10 +22,10 @@ from tempfile import TemporaryDirectory
 
 from common import machine_facts
 
-from aiscale import cost
-from aiscale.config import write_whole
+from aiscale.errors import write_whole
 from aiscale.measure.study.engine import attempt
 from aiscale.measure.study.grid import AXES, Cell, run_of, study_of
+from aiscale.plan import cost
 
 KEPT = Path(__file__).with_name("fsdp_kept.py")
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-kept")

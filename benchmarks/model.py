@@ -27,10 +27,10 @@ from common import HAS_BF16, Paired, arguments, check, finish, machine_facts, pa
 from torch import Tensor
 from transformers.activations import ACT2FN
 
-from aiscale.config import ModelConfig, OptimizerConfig
-from aiscale.meter import allocated_bytes
-from aiscale.model import GPT, kernels
-from aiscale.optim import build_optimizer
+from aiscale.lesson.model import GPT, kernels
+from aiscale.lesson.optim import build_optimizer
+from aiscale.measure.meter import allocated_bytes
+from aiscale.plan.config import ModelConfig, OptimizerConfig
 
 transformers.utils.logging.disable_progress_bar()
 

@@ -3,7 +3,7 @@
     python benchmarks/radius.py [--quick] [--json]      # a quarter of an hour, alone on the machine
 
 All ways to send gradients (ways.py; Radius is the trainer's) take turns in the same processes, over
-links that `aiscale.distributed.link` slows. Their rate is chosen so that a dense fp32 all-reduce
+links that `aiscale.measure.distributed.link` slows. Their rate is chosen so that a dense all-reduce
 after the backward pass takes the same share of the step as in the published baseline; ratios are
 taken round by round. The time of a Radius step is an average: T - 1 sparse steps and one dense step
 that refreshes the mask. An all-reduce alone, and Radius's own work on a gradient alone, are
@@ -32,11 +32,11 @@ from common import Paired, arguments, as_rank, check, finish, machine_facts, on_
 from torch.nn.parallel import DistributedDataParallel
 from ways import Bucket, make
 
-from aiscale import cost
-from aiscale.distributed import World
-from aiscale.distributed.link import FRAMING
-from aiscale.meter import held_bytes, step_peak_bytes
-from aiscale.published.reader import DENSE_SHARE
+from aiscale.measure.distributed import World
+from aiscale.measure.distributed.link import FRAMING
+from aiscale.measure.meter import held_bytes, step_peak_bytes
+from aiscale.plan import cost
+from aiscale.plan.published.reader import DENSE_SHARE
 from aiscale.train import radius as trainer
 from aiscale.train.model import build, draw, loss_of
 from aiscale.train.optimizer import make_optimizer

@@ -21,8 +21,8 @@ import torch
 from common import machine_facts
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from aiscale.data.corpus import find_text
 from aiscale.measure.compare import compare
+from aiscale.train.prepare.corpus import find_text
 
 QUICK = "--quick" in sys.argv
 TUNED, STEPS, INTERVAL = (20, 40, 10) if QUICK else (1000, 2000, 200)

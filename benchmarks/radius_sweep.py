@@ -2,7 +2,7 @@
 
     # a day on two cores; call it again to resume
     python benchmarks/radius_sweep.py runs.jsonl
-    # the table, for src/aiscale/published/measured
+    # the table, for src/aiscale/plan/published/measured
     python benchmarks/radius_sweep.py runs.jsonl --store SPEED.json > radius_cpu.json
 
 SPEED.json is the output of `python benchmarks/radius.py --json`. A finished run is a line of
@@ -39,14 +39,14 @@ import torch
 from common import machine_facts
 from ways import SimulatedRanks, make
 
-from aiscale import cost
-from aiscale.config import DataConfig
-from aiscale.data import Batches, Corpus, open_corpus
-from aiscale.distributed import connect
+from aiscale.measure.distributed import connect
+from aiscale.plan import cost
+from aiscale.plan.config import DataConfig
 from aiscale.processes import die_with, usable_cores
 from aiscale.train.model import GPT, build, draw
 from aiscale.train.optimizer import make_optimizer, rate
 from aiscale.train.options import options
+from aiscale.train.prepare import Batches, Corpus, open_corpus
 from aiscale.train.presets import shape_of
 
 RANKS = 4  #: simulated

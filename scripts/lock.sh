@@ -18,7 +18,7 @@ compile() { # OPTIONS...
 }
 
 if [ -n "$site" ]; then
-  fields='from aiscale.hpc.sites import find; s = find("'$site'"); print(s.name, s.build.python, s.build.torch)'
+  fields='from aiscale.site.profiles import find; s = find("'$site'"); print(s.name, s.build.python, s.build.torch)'
   read -r name python torch <<< "$($bin/python -c "$fields")"
   lock=launchers/$name/requirements.lock
   if [ -f "$lock" ]; then grep -v '^torch==' "$lock"; else grep -v '^torch==' requirements.lock; fi > "$work/lock"

@@ -14,8 +14,9 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
-from aiscale.config import ConfigError, ModelConfig
-from aiscale.config.choices import ACTIVATIONS as CHOICES
+from aiscale.errors import ConfigError
+from aiscale.plan.config import ModelConfig
+from aiscale.plan.config.choices import ACTIVATIONS as CHOICES
 
 GPT2_VOCAB_SIZE = 50257
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import rehearsal
-from aiscale.hpc.sites import ENDED
+from aiscale.site.profiles import ENDED
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import shlex
 import torch
 
 from aiscale import without_gpu
-from aiscale.distributed.fake import fake_world
-from aiscale.meter import allocated_bytes
+from aiscale.measure.distributed.fake import fake_world
+from aiscale.measure.meter import allocated_bytes
 from aiscale.train.model import build, draw
 from aiscale.train.options import options
 from aiscale.train.presets import presets

@@ -14,7 +14,7 @@ import tempfile
 import torch
 import torch.distributed as dist
 
-from aiscale import cost
+from aiscale.plan import cost
 from aiscale.plan import presets as plans
 from aiscale.plan.options import run_of
 from aiscale.train import megatron, presets

@@ -26,7 +26,7 @@ def network_namespace() -> tuple[list[str], str]:
 
 RANK = """
 import os, time, torch, torch.distributed as dist
-from aiscale.distributed import connect
+from aiscale.measure.distributed import connect
 world = connect("cpu")
 
 def interface_bytes():  # sent on the loopback so far

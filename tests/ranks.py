@@ -22,7 +22,7 @@ from aiscale.processes import start_python
 HEADER = f"""
 import os, sys, torch, torch.distributed as dist
 sys.path.append({str(Path(__file__).parents[1] / "notebooks")!r})  # instruments
-from aiscale.distributed import connect
+from aiscale.measure.distributed import connect
 world = connect()
 def say(*values):  # in one write, so that ranks do not mix their lines
     os.write(1, ("\\x02" + " ".join(map(str, values)) + "\\n").encode())

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from aiscale import cost, published
-from aiscale.distributed import connect
+from aiscale.lesson.model import GPT
+from aiscale.measure.distributed import connect
 from aiscale.measure.study.grid import epoch_of, run_of
-from aiscale.model import GPT
+from aiscale.plan import cost, published
 from aiscale.train.model import build, draw, loss_of
 from aiscale.train.optimizer import make_optimizer
 from aiscale.train.options import options

@@ -2,9 +2,9 @@
 
 import pytest
 
-from aiscale import cost
 from aiscale.measure import bytes as bytes_
 from aiscale.measure.bytes import BYTE_CASES, compare
+from aiscale.plan import cost
 from aiscale.plan.options import run_of
 from aiscale.train.options import TRAINERS, options
 

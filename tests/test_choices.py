@@ -12,13 +12,13 @@ from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.optimization import _get_inverse_sqrt_schedule_lr_lambda
 
-from aiscale import cost
-from aiscale.config import ModelConfig, OptimizerConfig
-from aiscale.config.choices import ACTIVATIONS
-from aiscale.model import GPT
-from aiscale.model.gpt import MLP
-from aiscale.model.positions import alibi_slopes, place, sinusoids, t5_bucket
-from aiscale.optim import build_optimizer, lr_at
+from aiscale.lesson.model import GPT
+from aiscale.lesson.model.gpt import MLP
+from aiscale.lesson.model.positions import alibi_slopes, place, sinusoids, t5_bucket
+from aiscale.lesson.optim import build_optimizer, lr_at
+from aiscale.plan import cost
+from aiscale.plan.config import ModelConfig, OptimizerConfig
+from aiscale.plan.config.choices import ACTIVATIONS
 
 SMALL = ModelConfig(
     n_layer=2,

@@ -19,10 +19,10 @@ import nbformat
 import papermill
 import pytest
 
-from aiscale import cluster
-from aiscale.cluster import engine, guard
-from aiscale.cluster.cells import Output, Pending
-from aiscale.cluster.errors import Failure, RankError, name_ranks, own_frames
+from aiscale.lesson import cluster
+from aiscale.lesson.cluster import engine, guard
+from aiscale.lesson.cluster.cells import Output, Pending
+from aiscale.lesson.cluster.errors import Failure, RankError, name_ranks, own_frames
 from aiscale.private import STORE, new_store
 from aiscale.processes import marked, usable_cores
 
@@ -204,7 +204,7 @@ def test_ranks_are_reused_only_by_who_asks_for_the_same(ranks, monkeypatch):
 
 
 def test_ranks_whose_group_broke_join_a_new_one_and_others_keep_theirs(ranks, monkeypatch):
-    monkeypatch.setattr("aiscale.cluster.ranks.GRACE_S", 30)  # all ranks end by themselves
+    monkeypatch.setattr("aiscale.lesson.cluster.ranks.GRACE_S", 30)  # all ranks end by themselves
     ranks.execute("group = dist.group.WORLD")
     of_gloo = "RuntimeError('gloo: Connection closed by peer')"
     for error, is_new in (("ValueError('mine')", False), (of_gloo, True)):
@@ -234,7 +234,8 @@ def test_one_rank_that_raises_does_not_leave_the_others_hanging(ranks):
 
 
 def test_ranks_that_raise_the_same_are_shown_once(ranks, monkeypatch):
-    monkeypatch.setattr("aiscale.cluster.ranks.GRACE_S", 30)  # a busy machine may delay one of them
+    # a busy machine may delay one of them
+    monkeypatch.setattr("aiscale.lesson.cluster.ranks.GRACE_S", 30)
     with pytest.raises(
         RankError, match="^ranks 0-2 raised ZeroDivisionError: division by zero"
     ) as caught:
@@ -243,7 +244,7 @@ def test_ranks_that_raise_the_same_are_shown_once(ranks, monkeypatch):
 
 
 def test_an_unknown_variable_is_reported_without_internal_frames(ranks, monkeypatch):
-    monkeypatch.setattr("aiscale.cluster.ranks.GRACE_S", 30)
+    monkeypatch.setattr("aiscale.lesson.cluster.ranks.GRACE_S", 30)
     with pytest.raises(
         RankError, match="ranks 0-2 raised NameError: name 'nothing' is not defined"
     ) as caught:
@@ -386,7 +387,7 @@ class TestStop:
     @pytest.mark.extended
     def test_ranks_that_do_not_answer_are_replaced(self, kernel):
         # they will not answer in time
-        kernel.run("from aiscale.cluster import ranks as module; module.ANSWER_S = 3")
+        kernel.run("from aiscale.lesson.cluster import ranks as module; module.ANSWER_S = 3")
         shown = kernel.run("%%px\nprint('in')\ndist.recv(torch.ones(1), 1 - rank)", stop_at=BOTH_IN)
         assert (
             "ranks 0-1 did not answer and had to be killed; the next cell starts new ranks" in shown
@@ -401,7 +402,7 @@ class TestStop:
 def test_kill_9_of_the_kernel_leaves_nothing_behind():
     code = """
         import os, subprocess, sys, time
-        from aiscale import cluster
+        from aiscale.lesson import cluster
         ranks = cluster.start(2)
         sleep = "subprocess.Popen(['sleep', '1000'], start_new_session=True)"
         ranks.execute("import subprocess; " + sleep)
@@ -430,7 +431,7 @@ def test_kill_9_of_the_kernel_leaves_nothing_behind():
 def test_four_notebooks_at_once_do_not_disturb_each_other():
     code = """
         import os
-        from aiscale import cluster
+        from aiscale.lesson import cluster
         with cluster.start(2) as ranks:
             total = ranks.run(
                 lambda: (lambda t: (dist.all_reduce(t), t.item())[1])(torch.ones(1) * NUMBER)
@@ -491,7 +492,7 @@ def read_only(tmp_path_factory):
     folder.mkdir()
     for path in (base, *base.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
-    program = "import aiscale.cluster as c, os; r = c.start(2); "
+    program = "import aiscale.lesson.cluster as c, os; r = c.start(2); "
     program += "r.execute('dist.barrier(); print(rank)')\n"
     program += "print(c.__file__, os.access('.', os.W_OK), os.access(c.__file__, os.W_OK))\n"
     program += "print(*(r.run(os.getenv, name)[0] for name in ('AISCALE_CLUSTER', 'IPYTHONDIR')))"
@@ -511,7 +512,7 @@ def read_only(tmp_path_factory):
 def test_an_installation_a_folder_and_a_home_that_cannot_be_written(read_only):
     done, left, package = read_only
     assert "[rank 1] 1" in done.stdout, done.stderr
-    assert f"{package}/aiscale/cluster/__init__.py False False\n" in done.stdout
+    assert f"{package}/aiscale/lesson/cluster/__init__.py False False\n" in done.stdout
     assert done.stderr == "" and left == []
 
 

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from aiscale import cost, machines
-from aiscale.config import ConfigError
+from aiscale.errors import ConfigError
+from aiscale.plan import cost, machines
 
 A100 = machines.find_machine("dgx-a100")
 H100 = machines.find_machine("dgx-h100")

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from aiscale.config import ConfigError
+from aiscale.errors import ConfigError
 from aiscale.measure.compare import compare, differences, page, table
 from aiscale.train.options import options
 from aiscale.train.record import read_metrics

@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
-from aiscale.config import ConfigError, LoopConfig, ModelConfig, ParallelConfig, Run
-from aiscale.config.run import build
+from aiscale.errors import ConfigError
+from aiscale.plan.config import LoopConfig, ModelConfig, ParallelConfig, Run
+from aiscale.plan.config.run import build
 
 
 def test_a_run_cannot_be_changed_in_place():
@@ -80,5 +81,5 @@ def test_config_does_not_import_torch():
     import subprocess
     import sys
 
-    code = "import sys, aiscale.config; sys.exit('torch' in sys.modules)"
+    code = "import sys, aiscale.plan.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

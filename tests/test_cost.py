@@ -8,10 +8,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from aiscale import cost
-from aiscale.config import LoopConfig, ModelConfig, OptimizerConfig, ParallelConfig, Run
-from aiscale.model import GPT, cross_entropy_plain
-from aiscale.optim import build_optimizer
+from aiscale.lesson.model import GPT, cross_entropy_plain
+from aiscale.lesson.optim import build_optimizer
+from aiscale.plan import cost
+from aiscale.plan.config import LoopConfig, ModelConfig, OptimizerConfig, ParallelConfig, Run
 
 SMALL = {"n_layer": 3, "n_head": 4, "d_model": 64, "vocab_size": 130, "max_seq_len": 64}
 GPT3 = ModelConfig(n_layer=96, n_head=96, d_model=12288, vocab_size=51200, max_seq_len=2048)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aiscale import cost, published
+from aiscale.plan import cost, published
 
 PARTS = ("weights_32bit", "weights_16bit", "gradients", "moments")
 #: who counts -> bytes of each part

@@ -2,8 +2,8 @@
 
 import pytest
 
-from aiscale import cost, published
-from aiscale.config import ModelConfig
+from aiscale.plan import cost, published
+from aiscale.plan.config import ModelConfig
 
 ZERO = published.table("zero_table1_model_states")
 MEGATRON = published.table("megatron_sc21_table1")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from aiscale.distributed.counter import Group, Progress, latest, members, message
+from aiscale.measure.distributed.counter import Group, Progress, latest, members, message
 
 
 def test_a_group_has_the_same_short_label_on_all_its_ranks():

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from aiscale import cli
-from aiscale.config import ConfigError, DataConfig
-from aiscale.data import (
+from aiscale.errors import ConfigError
+from aiscale.plan.config import DataConfig
+from aiscale.train.prepare import (
     band_keys,
     clean,
     clean_corpus,
@@ -19,8 +20,8 @@ from aiscale.data import (
     science,
     similarity,
 )
-from aiscale.data.filters import texts_in, why_dropped
-from aiscale.data.tokenizers import learn
+from aiscale.train.prepare.filters import texts_in, why_dropped
+from aiscale.train.prepare.tokenizers import learn
 
 STOP = "the of and to that with".split()
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from aiscale.config import ConfigError
-from aiscale.data import find_text
-from aiscale.data.corpus import stdlib_files
+from aiscale.errors import ConfigError
+from aiscale.train.prepare import find_text
+from aiscale.train.prepare.corpus import stdlib_files
 
 
 def read(corpus) -> str:

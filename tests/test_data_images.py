@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from aiscale.data import draw_shapes
-from aiscale.data.images import SHAPES
+from aiscale.train.prepare import draw_shapes
+from aiscale.train.prepare.images import SHAPES
 
 
 def test_images_depend_on_the_seed_and_all_kinds_are_equally_frequent():

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from aiscale.config import ConfigError
-from aiscale.data import Batches
-from aiscale.data.order import permute
+from aiscale.errors import ConfigError
+from aiscale.train.prepare import Batches
+from aiscale.train.prepare.order import permute
 
 TOKENS = np.arange(1001, dtype=np.uint16)  # 100 windows of 10: window i starts with token 10 i
 

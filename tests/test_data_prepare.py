@@ -7,10 +7,11 @@ import sys
 import pytest
 
 from aiscale import cli
-from aiscale.config import ConfigError, DataConfig
-from aiscale.data import open_corpus, prepare_corpus
+from aiscale.errors import ConfigError
+from aiscale.plan.config import DataConfig
 from aiscale.train.data import read_tokens, read_windows
 from aiscale.train.options import options
+from aiscale.train.prepare import open_corpus, prepare_corpus
 
 DOCUMENTS = ["First document.\nTwo lines of it.", "Second: été.", "Third, the last one."]
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aiscale.config import ConfigError, DataConfig
-from aiscale.data import (
+from aiscale.errors import ConfigError
+from aiscale.plan.config import DataConfig
+from aiscale.train.prepare import (
     Batches,
     embedded_text,
     find_text,
@@ -20,9 +21,9 @@ from aiscale.data import (
     read_corpus,
     train_tokenizer,
 )
-from aiscale.data import stored as stored_module
-from aiscale.data.corpus import Text
-from aiscale.data.stored import write_corpus
+from aiscale.train.prepare import stored as stored_module
+from aiscale.train.prepare.corpus import Text
+from aiscale.train.prepare.stored import write_corpus
 
 BYTE = learn("byte", ())
 
@@ -120,7 +121,7 @@ def test_a_changed_file_is_tokenized_again(tmp_path, monkeypatch):
 def test_concurrent_processes_get_the_same_corpus(tmp_path):
     (tmp_path / "text.txt").write_text(text := embedded_text() * 3)
     code = (
-        "from aiscale.config import DataConfig; from aiscale.data import open_corpus; import sys;"
+        "from aiscale.plan.config import DataConfig; from aiscale.train.prepare import open_corpus; import sys;"
         "c = open_corpus(DataConfig(corpus=sys.argv[1], tokenizer='char'));"
         "print(len(c.train), c.sha256, int(c.train[:].sum()))"
     )

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tokenizers
 
-from aiscale.config import ConfigError
-from aiscale.data import Tokenizer, embedded_text, learn
-from aiscale.data.tokenizers import TOKENIZERS, CharTokenizer, regroup
+from aiscale.errors import ConfigError
+from aiscale.train.prepare import Tokenizer, embedded_text, learn
+from aiscale.train.prepare.tokenizers import TOKENIZERS, CharTokenizer, regroup
 
 AWKWARD = (
     "Tabs\tand  double  spaces \n\n  a\u00a0line\r\n'quoted' don't, été 世界 👩‍🚀 "

@@ -12,9 +12,9 @@ import time
 import psutil
 import pytest
 
-from aiscale.distributed import ConnectError, Launch, Traffic, connect, find_launch
-from aiscale.distributed.counter import Group
-from aiscale.distributed.rendezvous import meeting_point
+from aiscale.measure.distributed import ConnectError, Launch, Traffic, connect, find_launch
+from aiscale.measure.distributed.counter import Group
+from aiscale.measure.distributed.rendezvous import meeting_point
 from aiscale.private import STORE
 from aiscale.processes import start_python
 from ranks import forked, processes_with, run_ranks, wait_until
@@ -85,7 +85,7 @@ def test_rank_and_world_size_are_read_from_each_launchers_variables(env, expecte
 
 def test_a_missing_mpi_library_is_reported_with_the_remedy(tmp_path):
     env = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI4PY_LIBMPI": str(tmp_path / "libmpi.so")}
-    code = "from aiscale.distributed import connect; connect('cpu')"
+    code = "from aiscale.measure.distributed import connect; connect('cpu')"
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, text=True
     )
@@ -173,7 +173,7 @@ def test_a_port_in_use_is_named(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        code = "from aiscale.distributed import connect; connect('cpu', timeout_s=20)"
+        code = "from aiscale.measure.distributed import connect; connect('cpu', timeout_s=20)"
         done = subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, text=True
         )
@@ -190,7 +190,7 @@ def test_a_rank_that_times_out_names_the_missing_rank():
         nobody.bind(("127.0.0.1", 0))
         port = nobody.getsockname()[1]
         env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        code = "from aiscale.distributed import connect; connect('cpu', timeout_s=2)"
+        code = "from aiscale.measure.distributed import connect; connect('cpu', timeout_s=2)"
         done = subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, text=True
         )
@@ -301,7 +301,7 @@ def test_ranks_are_forked_from_a_process_with_one_thread_that_has_imported_what_
     code = """
 import os, sys
 imported = "torch._dynamo" in sys.modules
-from aiscale.distributed import connect
+from aiscale.measure.distributed import connect
 world = connect("cpu")
 threads = len(os.listdir(f"/proc/{os.getppid()}/task"))
 as_new = sys.argv[0] == __file__ and __name__ == "__main__"

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from aiscale.hpc import doctor
-from aiscale.hpc.doctor import GIB, Finding, _resources, alike, check_ranks, settings
 from aiscale.measure.cases import find_mpiexec
+from aiscale.site import doctor
+from aiscale.site.doctor import GIB, Finding, _resources, alike, check_ranks, settings
 from ranks import aiscale
 
 #: `aiscale` with a library that prints a greeting on stdout as ranks connect, as gloo does up to
@@ -89,7 +89,7 @@ def test_the_ranks_of_a_job_answer_together_and_those_bound_to_one_core_are_name
 def test_a_wrong_sum_is_a_problem(monkeypatch):
     import torch.distributed as dist
 
-    from aiscale.distributed import connect
+    from aiscale.measure.distributed import connect
 
     world = connect("cpu")
     assert [finding.state for finding in check_ranks(world)] == ["ok"]

@@ -124,7 +124,7 @@ BEYOND_THE_LESSONS = (
     "train/evaluate.py",
     "train/hugging_face.py",
     "train/tasks/",
-    "data/formats.py",
+    "train/prepare/formats.py",
     "lesson/slides.py",
 )
 

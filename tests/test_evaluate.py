@@ -11,11 +11,11 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from aiscale import cli
-from aiscale.config import ConfigError
-from aiscale.data import Tokenizer, embedded_text
-from aiscale.data.tokenizers import ByteTokenizer, learn
+from aiscale.errors import ConfigError
 from aiscale.train.evaluate import OURS, evaluate
 from aiscale.train.export import hugging_face_tokenizer
+from aiscale.train.prepare import Tokenizer, embedded_text
+from aiscale.train.prepare.tokenizers import ByteTokenizer, learn
 from ranks import aiscale
 
 pytest.importorskip("lm_eval", reason="pip install 'aiscale[eval]'")

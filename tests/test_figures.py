@@ -10,8 +10,8 @@ import matplotlib.pyplot as plt
 import pytest
 from matplotlib.colors import rgb_to_hsv, to_hex, to_rgb
 
-from aiscale import plots
-from aiscale.plots import style
+from aiscale.measure import plots
+from aiscale.measure.plots import style
 
 matplotlib.use("agg")
 ROOT = Path(__file__).parents[1]

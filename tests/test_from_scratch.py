@@ -247,7 +247,9 @@ def test_a_checkpoint_of_any_corpus_has_a_default_prompt(tmp_path):
 
 
 def test_the_readme_states_the_seconds_that_are_stored():
-    stored = json.loads((ROOT / "src/aiscale/published/measured/from_scratch.json").read_text())
+    stored = json.loads(
+        (ROOT / "src/aiscale/plan/published/measured/from_scratch.json").read_text()
+    )
     readme = " ".join((WORKSHOP / "from_scratch/README.md").read_text().split())
     one, two = (stored["runs"][name]["train_s"] for name in ("one process", "two ranks"))
     assert f"{one:,} s in one process and {two:,} s on two ranks" in readme

@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
-from aiscale.distributed import ConnectError, Launch
-from aiscale.distributed.connect import pick_device
+from aiscale.measure.distributed import ConnectError, Launch
+from aiscale.measure.distributed.connect import pick_device
 from aiscale.train.record import read_metrics
 from ranks import script
 

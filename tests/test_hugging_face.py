@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from aiscale import cost
-from aiscale.data import learn
+from aiscale.plan import cost
 from aiscale.plan.presets import model_of
 from aiscale.train.export import hugging_face_tokenizer
+from aiscale.train.prepare import learn
 
 
 def test_gptj_has_exactly_the_published_parameters():

@@ -13,7 +13,7 @@ from test_security import NAMESPACES
 
 TRAIN = "train ddp --model 1x32 --steps 1 --save-every 0 --nproc 2".split()
 RANKS = """
-from aiscale import cluster
+from aiscale.lesson import cluster
 ranks = cluster.start(2)
 ranks.execute("dist.barrier(); print('rank', rank)")
 ranks.stop()
@@ -127,7 +127,7 @@ def test_a_lessons_torchrun_ends_on_a_machine_without_a_network(tmp_path):
 )
 def test_the_doctor_names_both(offline, told, tmp_path, long_folder):
     code = "from aiscale import environment; environment.shorten_temporary_folder()\n"
-    code += "from aiscale.hpc import doctor; doctor._devices = doctor._packages\n"  # without torch
+    code += "from aiscale.site import doctor; doctor._devices = doctor._packages\n"  # without torch
     code += "for finding in doctor.examine(): print(finding.line())"
     env = {} if offline else {"TMPDIR": long_folder}
     done = run("-c", code, folder=tmp_path, offline=offline, **env)

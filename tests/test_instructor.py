@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from aiscale import cost, lesson
+from aiscale import lesson
 from aiscale.cli import _parser
 from aiscale.lesson.notebook import tags
+from aiscale.plan import cost
 from aiscale.plan.presets import model_of
 from browser import Browser, find_browser
 from ranks import wait_until

@@ -13,9 +13,9 @@ import pytest
 from traitlets.config import Config
 
 from aiscale import cli
-from aiscale.hpc import sites
-from aiscale.hpc.kernel import install, start_script
-from aiscale.hpc.sites import names, site
+from aiscale.site import sites
+from aiscale.site.kernel import install, start_script
+from aiscale.site.profiles import names, site
 from ranks import wait_until
 
 #: A `module` that records its arguments; bash takes the function from the environment.
@@ -107,7 +107,7 @@ def test_a_kernel_of_a_site_of_ones_own_names_its_profile_to_cluster_start(home)
     (home / "it's mine.toml").write_text(text.replace('name = "generic"', 'name = "mine"'))
     assert cli.main(["kernel", "install", "--site", "it's mine.toml"]) == 0
     start = home / "data/kernels/aiscale-mine/start.sh"
-    code = "from aiscale.hpc.sites import here; import os; "
+    code = "from aiscale.site.profiles import here; import os; "
     code += "print(here().name, os.environ['AISCALE_SITE'])"
     elsewhere = home / "data"  # a notebook may lie in another folder than the profile
     shown = subprocess.run([start, "-c", code], capture_output=True, text=True, cwd=elsewhere)

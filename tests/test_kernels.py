@@ -5,9 +5,14 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from aiscale.config import ModelConfig
-from aiscale.model import GPT, kernels
-from aiscale.model.kernels import Linear, _ChunkedCrossEntropy, cross_entropy, cross_entropy_plain
+from aiscale.lesson.model import GPT, kernels
+from aiscale.lesson.model.kernels import (
+    Linear,
+    _ChunkedCrossEntropy,
+    cross_entropy,
+    cross_entropy_plain,
+)
+from aiscale.plan.config import ModelConfig
 
 SMALL = ModelConfig(n_layer=2, n_head=4, d_model=32, vocab_size=61, max_seq_len=16)
 

@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from aiscale.cli import main
-from aiscale.data import learn
 from aiscale.measure import study
 from aiscale.train.export import hugging_face_tokenizer
+from aiscale.train.prepare import learn
 from centre import Call, Cluster
 from ranks import forked, wait_until
 from rehearsal import settings as needs
@@ -47,7 +47,7 @@ exec {shlex.quote(sys.executable)} "$@"
 #: replaces it where only the job's end matters: all ranks but the first are frozen, and woken only
 #: to be killed
 FROZEN = """#!/bin/bash
-case "$*" in *"-m aiscale.hpc.job"*) exec @python@ "$@" ;; esac
+case "$*" in *"-m aiscale.site.job"*) exec @python@ "$@" ;; esac
 [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0
 [ "$SLURM_PROCID" = 0 ] || { kill -STOP $$; exit 143; }
 printf '%s\\n' runs/ddp/00000001 hung > "$AISCALE_NOTE_SAVED"

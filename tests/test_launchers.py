@@ -19,15 +19,15 @@ from pathlib import Path
 
 import pytest
 
-from aiscale import cost
 from aiscale.cli import _parser, main
-from aiscale.config import HFModelConfig, ModelConfig
-from aiscale.hpc.launchers import LESSONS, SHIPPED, drift, render_all
-from aiscale.hpc.launchers.render import fits, place_for
-from aiscale.hpc.sbatch import Training
-from aiscale.hpc.sites import load, names, site
-from aiscale.machines import find_machine
 from aiscale.measure import speed
+from aiscale.plan import cost
+from aiscale.plan.config import HFModelConfig, ModelConfig
+from aiscale.plan.machines import find_machine
+from aiscale.site.launchers import LESSONS, SHIPPED, drift, render_all
+from aiscale.site.launchers.render import fits, place_for
+from aiscale.site.profiles import load, names, site
+from aiscale.site.sbatch import Training
 from aiscale.train.options import options as trainers_options
 
 ROOT = Path(__file__).parents[1]
@@ -49,7 +49,7 @@ VARIANTS = [
 #: the file needs
 STUB = (
     rf"""#!/bin/bash
-case "$*" in *" -m aiscale.hpc.job"*) exec {shlex.quote(sys.executable)} "$@" ;; esac
+case "$*" in *" -m aiscale.site.job"*) exec {shlex.quote(sys.executable)} "$@" ;; esac
 """
     + r"""
 name="${0##*/}"
@@ -63,7 +63,7 @@ case "$name $*" in
     fi
     exit "${TRAIN_STATUS:-0}" ;;
   srun*" -m aiscale doctor"*) exit "${DOCTOR_STATUS:-0}" ;;
-  srun*" -m aiscale.cluster "*) # FOLDER COUNT slurm
+  srun*" -m aiscale.lesson.cluster "*) # FOLDER COUNT slurm
     stat -c %a "${@: -3:1}" >> "$CALLS.modes"
     for _ in $(seq "${ENGINES_LAST:-0}"); do [ -e "$CALLS.cancelled" ] || sleep 0.05; done ;;
   sbcast*) exit "${SBCAST_STATUS:-0}" ;;
@@ -457,7 +457,7 @@ def test_there_is_one_engine_per_gpu(name, tmp_path):
     folder.mkdir()
     job = Job(tmp_path, f"{name}/engines.sbatch", AISCALE_FOLDER=str(folder))
     assert job.finish() == (0, "")
-    [engines] = [call for call in job.calls("srun") if "aiscale.cluster" in call]
+    [engines] = [call for call in job.calls("srun") if "aiscale.lesson.cluster" in call]
     ranks = job.nodes * site(name).node.gpus
     assert f"--ntasks={ranks}" in engines and engines[-3:] == [str(folder), str(ranks), "slurm"]
 
@@ -662,7 +662,7 @@ def test_the_readmes_commands_parse_and_its_files_exist():
     ],
 )
 def test_a_bad_profile_is_refused_in_one_line(change, told, tmp_path, capsys):
-    text = (ROOT / "src/aiscale/hpc/sites/generic.toml").read_text()
+    text = (ROOT / "src/aiscale/site/profiles/generic.toml").read_text()
     assert change[0] in text
     (tmp_path / "mine.toml").write_text(text.replace(*change))
     assert (
@@ -676,7 +676,7 @@ def test_a_bad_profile_is_refused_in_one_line(change, told, tmp_path, capsys):
 
 def test_a_custom_profile_is_rendered(tmp_path):
     text = (
-        (ROOT / "src/aiscale/hpc/sites/generic.toml")
+        (ROOT / "src/aiscale/site/profiles/generic.toml")
         .read_text()
         .replace('name = "generic"', 'name = "mine"')
     )

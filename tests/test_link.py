@@ -4,8 +4,8 @@ import contextlib
 
 import pytest
 
-from aiscale import cost
-from aiscale.distributed.link import Link
+from aiscale.measure.distributed.link import Link
+from aiscale.plan import cost
 from ranks import COLLECTIVES, run_ranks
 
 
@@ -38,7 +38,7 @@ def seconds(action):
 def on_link_s(op):
     messages, nbytes = collective_terms(op, x.nbytes, n, "gloo")
     return messages * world.link.latency_s + nbytes * 8 / (RATE * 1e6)
-from aiscale.cost import collective_terms
+from aiscale.plan.cost import collective_terms
 """
 
 EACH = """

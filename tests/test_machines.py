@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from aiscale import machines, published
-from aiscale.config import ConfigError
-from aiscale.machines.catalogue import read_catalogue
+from aiscale.errors import ConfigError
+from aiscale.plan import machines, published
+from aiscale.plan.machines.catalogue import read_catalogue
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from aiscale.distributed import connect
-from aiscale.distributed.counter import Group
-from aiscale.meter import Meter
+from aiscale.measure.distributed import connect
+from aiscale.measure.distributed.counter import Group
+from aiscale.measure.meter import Meter
 
 
 def test_a_step_reports_the_bytes_of_all_groups_that_call_the_same_collective():

@@ -2,9 +2,10 @@
 
 import torch
 
-from aiscale import cost, meter
-from aiscale.config import ModelConfig
-from aiscale.model import GPT
+from aiscale.lesson.model import GPT
+from aiscale.measure import meter
+from aiscale.plan import cost
+from aiscale.plan.config import ModelConfig
 
 
 def test_allocated_bytes_counts_what_work_allocates_and_frees(capfd):

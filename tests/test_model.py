@@ -7,8 +7,9 @@ import torch
 import transformers
 
 import as_transformers
-from aiscale.config import ConfigError, ModelConfig
-from aiscale.model import GPT
+from aiscale.errors import ConfigError
+from aiscale.lesson.model import GPT
+from aiscale.plan.config import ModelConfig
 
 SMALL = ModelConfig(n_layer=2, n_head=4, d_model=32, vocab_size=61, max_seq_len=16)
 LLAMA = dataclasses.replace(

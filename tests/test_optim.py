@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from aiscale.config import ModelConfig, OptimizerConfig
-from aiscale.model import GPT
-from aiscale.optim import build_optimizer, clip_, lr_at
+from aiscale.lesson.model import GPT
+from aiscale.lesson.optim import build_optimizer, clip_, lr_at
+from aiscale.plan.config import ModelConfig, OptimizerConfig
 
 
 def small_gpt() -> GPT:

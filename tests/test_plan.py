@@ -14,15 +14,14 @@ from statistics import median
 
 import pytest
 
-from aiscale import cost, published
 from aiscale.cli import main
-from aiscale.config import ConfigError
-from aiscale.machines import find_machine
-from aiscale.plan import command, rows
+from aiscale.errors import ConfigError
+from aiscale.plan import command, cost, published, rows
 from aiscale.plan.answer import plan
 from aiscale.plan.constants import CONSTANTS, SCOREBOARD, TABLE
 from aiscale.plan.hardware import platform_of
 from aiscale.plan.layout import SHAPES, Layout, Shape, Software, layout_of
+from aiscale.plan.machines import find_machine
 from aiscale.plan.memory import (
     capacity_bytes,
     needed_bytes,

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from aiscale.config import HFModelConfig
+from aiscale.plan.config import HFModelConfig
 from aiscale.plan.options import planned
 from aiscale.train.options import TRAINERS
 

@@ -6,13 +6,13 @@ import dataclasses
 
 import pytest
 
-from aiscale import cost
-from aiscale.config import ModelConfig, Run
-from aiscale.machines import find_machine
+from aiscale.plan import cost
 from aiscale.plan.answer import Answer, plan
+from aiscale.plan.config import ModelConfig, Run
 from aiscale.plan.constants import constants
 from aiscale.plan.hardware import platform_of
 from aiscale.plan.layout import PROGRAMS, Layout, Shape, Software, shape_of
+from aiscale.plan.machines import find_machine
 from aiscale.plan.memory import layer_bytes
 from aiscale.plan.options import planned
 from aiscale.plan.step import seconds
@@ -102,7 +102,7 @@ def test_the_planner_sums_activations_and_gradients_as_often_and_as_much_as_mega
 
 KEPT = """
 import torch
-from aiscale.distributed.fake import fake_world
+from aiscale.measure.distributed.fake import fake_world
 from aiscale import without_gpu
 without_gpu.prepare_megatron()
 from megatron.core import parallel_state, tensor_parallel

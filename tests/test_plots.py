@@ -7,9 +7,10 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
-from aiscale import cost, plots
-from aiscale.config import ModelConfig
-from aiscale.plots import style
+from aiscale.measure import plots
+from aiscale.measure.plots import style
+from aiscale.plan import cost
+from aiscale.plan.config import ModelConfig
 
 matplotlib.use("agg")
 MODEL = ModelConfig(n_layer=6, n_head=6, d_model=384, vocab_size=172, max_seq_len=256)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from instruments import radius_plots
 
-from aiscale import plots, published
-from aiscale.config import ConfigError
+from aiscale.errors import ConfigError
+from aiscale.measure import plots
+from aiscale.plan import published
 
 matplotlib.use("agg")
 

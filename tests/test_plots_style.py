@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from aiscale import plots
-from aiscale.plots import style
+from aiscale.measure import plots
+from aiscale.measure.plots import style
 
 matplotlib.use("agg")
 

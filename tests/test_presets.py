@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from aiscale import cost
+from aiscale.plan import cost
 from aiscale.plan.options import planned
 from aiscale.plan.presets import model_of, presets
 
@@ -20,7 +20,7 @@ def gpt2_count(L: int, D: int, V: int, T: int) -> int:
 
 def test_presets_and_formulas_need_neither_torch_nor_numpy():
     code = (
-        "import sys, aiscale.machines; from aiscale import cost; "
+        "import sys, aiscale.plan.machines; from aiscale import cost; "
         "from aiscale.plan.options import planned; "
         "cost.step_traffic(planned('ddp', '--model gpt2 --batch 16'), 8); "
         "sys.exit(' '.join({'torch', 'numpy'} & set(sys.modules)) or 0)"

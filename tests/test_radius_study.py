@@ -6,8 +6,8 @@ import matplotlib.pyplot as plt
 import pytest
 from instruments import radius_plots
 
-from aiscale import published
-from aiscale.config import ConfigError
+from aiscale.errors import ConfigError
+from aiscale.plan import published
 from ranks import script
 
 RESULTS = published.measured("radius_cpu")

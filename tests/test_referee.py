@@ -251,7 +251,7 @@ def test_texts_filled_up_to_other_lengths_are_no_other_order():
 def test_the_referee_needs_torch_alone():
     """Of what it imports, all is torch's, Python's or its own."""
     code = "import sys, torch, torch._dynamo, torch.distributed.tensor; before = set(sys.modules)\n"
-    code += "import aiscale.cli, aiscale.traffic, aiscale.measure.referee.command\n"
+    code += "import aiscale.cli, aiscale.measure.traffic, aiscale.measure.referee.command\n"
     code += "import aiscale.measure.referee.probe\n"
     code += "from aiscale.measure.referee import collectives, gradients, inputs, loaders, modules\n"
     code += "from aiscale.measure.referee import optimizers, recorder\n"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from aiscale.distributed.connect import pick_device
-from aiscale.distributed.rendezvous import Launch
 from aiscale.launch import culprit
+from aiscale.measure.distributed.connect import pick_device
+from aiscale.measure.distributed.rendezvous import Launch
 from aiscale.train import command
 from ranks import free_port, processes_with, run_ranks, wait_until
 

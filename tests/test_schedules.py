@@ -13,7 +13,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
 )
 
-from aiscale import cost
+from aiscale.plan import cost
 from ranks import run_ranks
 
 SCHEDULES = {

@@ -14,7 +14,8 @@ from sklearn.model_selection import KFold, LeaveOneGroupOut, ShuffleSplit, cross
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from aiscale import lesson, published
+from aiscale import lesson
+from aiscale.plan import published
 
 ROOT = Path(__file__).parents[1]
 STORED = published.measured("science")

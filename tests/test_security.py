@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 import listening
-from aiscale import cluster, private
-from aiscale.cluster import guard
-from aiscale.hpc.kernel import start_script
+from aiscale import private
+from aiscale.lesson import cluster
+from aiscale.lesson.cluster import guard
 from aiscale.processes import marked
+from aiscale.site.kernel import start_script
 
 ROOT = Path(__file__).parents[1]
 
@@ -48,9 +49,9 @@ LOOK = """
 import json, os, subprocess, sys, time
 sys.path.insert(0, {tests!r})
 import listening
-from aiscale import cluster
-from aiscale.cluster import guard
-from aiscale.distributed.rendezvous import choose_gloo_interface
+from aiscale.lesson import cluster
+from aiscale.lesson.cluster import guard
+from aiscale.measure.distributed.rendezvous import choose_gloo_interface
 from aiscale.processes import marked
 
 def beyond(pids):
@@ -66,7 +67,8 @@ def seen(processes, wanted):
 
 train = ["-m", "aiscale", "train", "ddp", "--save", {runs!r}, *{tiny!r}]
 launched = subprocess.Popen([sys.executable, *train, "--nproc", "2"])
-code = "from aiscale.distributed import connect; world = connect('cpu'); world.barrier(); input()"
+connected = "from aiscale.measure.distributed import connect; world = connect('cpu')"
+code = f"{{connected}}; world.barrier(); input()"
 by_hand = []
 for rank in range(2):
     env = os.environ | dict(RANK=str(rank), WORLD_SIZE="2")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from aiscale.hpc.kernel import start_script
-from aiscale.hpc.launchers import render_all
-from aiscale.hpc.sites import names, site
+from aiscale.site.kernel import start_script
+from aiscale.site.launchers import render_all
+from aiscale.site.profiles import names, site
 
 ROOT = Path(__file__).parents[1]
 SHELL = "HOME HOSTNAME LINENO PATH PWD SECONDS BASH_SOURCE USER TMPDIR DISPLAY"
@@ -31,7 +31,7 @@ OURS = (
     "PYTORCH_INDEX PIP_NO_INDEX MPI"
 )
 KNOWN = set(" ".join([SHELL, SLURM, PBS, SITES, OURS]).split())
-#: of a launcher, and of `aiscale.hpc.job`, for the functions that a launcher takes from it
+#: of a launcher, and of `aiscale.site.job`, for the functions that a launcher takes from it
 LAUNCHERS = {"ENVIRONMENT", "RUNS", "python", "job_cpus", "job_unchained"}
 
 

@@ -23,8 +23,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from aiscale.cli import _parser
-from aiscale.hpc.launchers.render import BUILD, SHIPPED, render_all
-from aiscale.hpc.sites import site
+from aiscale.site.launchers.render import BUILD, SHIPPED, render_all
+from aiscale.site.profiles import site
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "launchers"
@@ -113,7 +113,7 @@ def test_commands_files_and_versions_on_a_sites_page_exist(name):
         assert (FOLDER / name / link).exists(), link
     for file in re.findall(r"`((?:src|scripts|launchers)/[\w./]+)", text):
         assert (ROOT / file).exists(), file
-    profile = (ROOT / f"src/aiscale/hpc/sites/{name}.toml").read_text()
+    profile = (ROOT / f"src/aiscale/site/profiles/{name}.toml").read_text()
     for image in re.findall(r"nersc/pytorch:[\d.]+|(?:pytorch|rocm|cpe)/\d[\d.]*\d", text):
         assert image in profile, f"{image} is not what the launchers load"
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from aiscale import cluster
-from aiscale.cluster import engine
-from aiscale.cluster.slurm import Job, SlurmLauncher, first_end, public
-from aiscale.hpc.sites import names as site_names
-from aiscale.hpc.sites import site
+from aiscale.lesson import cluster
+from aiscale.lesson.cluster import engine
+from aiscale.lesson.cluster.slurm import Job, SlurmLauncher, first_end, public
+from aiscale.site.profiles import names as site_names
+from aiscale.site.profiles import site
 from ranks import wait_until
 
 ROOT = Path(__file__).parents[1]
@@ -105,7 +105,7 @@ def test_from_the_login_node(frontier, place):
     """A single kernel, as starts are expensive: private files, a dead rank, a killed kernel."""
     program = """
         import contextlib, glob, json, os, psutil, signal, stat, sys, threading, time
-        from aiscale import cluster
+        from aiscale.lesson import cluster
         ranks = cluster.start(2, engines="slurm", nodes=2, device="cpu", threads=1)
         print("HOSTS", [info["host"] for info in ranks.info], "torch" in sys.modules)
         ranks.execute("import os; total = torch.tensor([rank + 1.0]); dist.all_reduce(total)")
@@ -187,7 +187,7 @@ def test_from_the_login_node(frontier, place):
 def test_a_pending_job_says_why_and_is_cancelled_when_nobody_waits_for_it(frontier, place):
     program = """
         import os, signal, sys, threading
-        from aiscale import cluster
+        from aiscale.lesson import cluster
         said_why = threading.Event()
         class Log:
             isatty, flush = sys.__stderr__.isatty, sys.__stderr__.flush
@@ -248,7 +248,7 @@ def test_a_pending_job_says_why_and_is_cancelled_when_nobody_waits_for_it(fronti
 @pytest.mark.slurm
 def test_inside_a_job_ranks_are_a_step_of_it(frontier, place):
     program = """
-        from aiscale import cluster
+        from aiscale.lesson import cluster
         with cluster.start(2, engines="slurm", nodes=2, device="cpu", threads=1) as ranks:
             ranks.execute("import os; job = os.environ['SLURM_JOB_ID'], world.launcher, "
                           "world.local_rank")
@@ -415,7 +415,7 @@ def test_a_node_is_reached_by_the_address_that_the_login_node_sees():
 def test_threads_of_a_rank_are_set_before_torch_is_loaded(env, threads):
     code = (
         "import os, sys; os.cpu_count, os.sched_getaffinity = lambda: 8, lambda _: range(8); "
-        "from aiscale.cluster import engine; engine.limit_threads(); "
+        "from aiscale.lesson.cluster import engine; engine.limit_threads(); "
         "print(os.environ['OMP_NUM_THREADS'], 'torch' in sys.modules)"
     )
     bare = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}

@@ -8,11 +8,13 @@ import sys
 import pytest
 import torch
 
-from aiscale import cli, published
-from aiscale.config import ConfigError, Run
+from aiscale import cli
+from aiscale.errors import ConfigError
 from aiscale.measure.study import cell as measured
 from aiscale.measure.study import engine, load, read_study, run_study, side_by_side, summary
 from aiscale.measure.study.grid import args_of, options_of, run_of, study_of, words_of
+from aiscale.plan import published
+from aiscale.plan.config import Run
 from ranks import aiscale, wait_until
 
 TINY = {"size": "1x32", "batch": 2, "data_kib": 1, "strategy": "serial", "length": 16}

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from aiscale.cli import main
-from aiscale.hpc.launchers import LESSONS
-from aiscale.hpc.sbatch import Launcher, hours_of
-from aiscale.hpc.sites import site
-from aiscale.hpc.submit import environment, host_memory, slurm
+from aiscale.site.launchers import LESSONS
+from aiscale.site.profiles import site
+from aiscale.site.sbatch import Launcher, hours_of
+from aiscale.site.submit import environment, host_memory, slurm
 from aiscale.train.options import TEXT
 from centre import Cluster
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from aiscale import cost
 from aiscale.lesson.scripts import changed
+from aiscale.plan import cost
 from aiscale.plan.presets import model_of
 from aiscale.train import data, options, record
 from aiscale.train.layout import misfit
@@ -259,7 +259,7 @@ def sent_bytes(folder, trainer, steps):
     script = f"{TRAIN / trainer}.py"
     words = [
         "-m",
-        "aiscale.traffic",
+        "aiscale.measure.traffic",
         script,
         "--steps",
         str(steps),

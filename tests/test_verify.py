@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from aiscale.config import ConfigError
+from aiscale.errors import ConfigError
 from aiscale.measure import cases
 from aiscale.measure.cases import CASES, Case
 from aiscale.measure.jobs import verify

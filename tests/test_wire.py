@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from aiscale.distributed import counter as flight
-from aiscale.distributed.counter import Group
+from aiscale.measure.distributed import counter as flight
+from aiscale.measure.distributed.counter import Group
 from ranks import run_ranks
 
 CALLS = """
@@ -185,7 +185,7 @@ def test_nccl_is_counted_like_gloo(tmp_path):
 
 
 SCRIPT = """
-from aiscale import traffic
+from aiscale.measure import traffic
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 layer = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))

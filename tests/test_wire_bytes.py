@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from aiscale import cost
+from aiscale.plan import cost
 from net import network_namespace, run_in_namespace
 from ranks import COLLECTIVES
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from aiscale import cost, machines, published
 from aiscale.cli import _parser
+from aiscale.plan import cost, machines, published
 from aiscale.plan.presets import model_of
 from aiscale.train.options import options
 

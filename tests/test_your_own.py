@@ -20,8 +20,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from torch.nn.functional import cross_entropy
 
 from aiscale import lesson
-from aiscale.distributed import rendezvous
 from aiscale.lesson import scripts
+from aiscale.measure.distributed import rendezvous
 from centre import Cluster
 from ranks import said_on_two_nodes
 

@@ -5,10 +5,10 @@
     SOURCES                               # names of the tables, each with the reader of a row
 
 Tables that only the planner reads lie in `tables/`, the others in the package
-(`aiscale.published`). How software worked (fused attention, overlap, recomputation) is read in its
-source, not fitted. Rows whose model or layout the source leaves out are skipped, and so are rows
-that the table's note rejects. Left out as a whole: AxonN's and Dash et al.'s runs, whose layouts
-are recalled, and MaxText's, whose tables leave out batch and layout.
+(`aiscale.plan.published`). How software worked (fused attention, overlap, recomputation) is read in
+its source, not fitted. Rows whose model or layout the source leaves out are skipped, and so are
+rows that the table's note rejects. Left out as a whole: AxonN's and Dash et al.'s runs, whose
+layouts are recalled, and MaxText's, whose tables leave out batch and layout.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from aiscale import published
-from aiscale.machines import find_machine
+from aiscale.plan import published
 from aiscale.plan.hardware import Platform, platform, platform_of
 from aiscale.plan.layout import PROGRAMS, SHAPES, Layout, Shape, Software
+from aiscale.plan.machines import find_machine
 
 TABLES = Path(__file__).parent / "tables"
 #: of a layout, named alike in the tables

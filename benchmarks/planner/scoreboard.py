@@ -30,8 +30,8 @@ from types import SimpleNamespace
 from runs import MEGATRON, SOURCES, Run, runs
 from scipy.stats import spearmanr
 
-from aiscale import published
-from aiscale.config import ConfigError
+from aiscale.errors import ConfigError
+from aiscale.plan import published
 from aiscale.plan.answer import predict
 from aiscale.plan.constants import CONSTANTS, constants
 from aiscale.plan.memory import fits, peak_bytes

@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from aiscale.config import ConfigError
+from aiscale.errors import ConfigError
 
 #: Without a command: a shell in a terminal of its own, since process 1 of the cluster cannot share
 #: the outer one.

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 import aiscale
-from aiscale.hpc.sites import Site, find, names
+from aiscale.site.profiles import Site, find, names
 from rehearsal.settings import (
     LOGIN,
     RehearsalError,

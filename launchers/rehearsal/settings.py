@@ -2,7 +2,7 @@
 
     Settings(site=site("frontier"), nodes=4, folder=Path("/var/tmp/x")).write()
 
-The rules for accepting jobs come from the profile (aiscale.hpc.sites); here is only what no
+The rules for accepting jobs come from the profile (aiscale.site.profiles); here is only what no
 launcher has to know, such as how the site's Slurm shows GPUs to a task.
 """
 
@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 
-from aiscale.config import ConfigError
-from aiscale.hpc.sites import Site
+from aiscale.errors import ConfigError
+from aiscale.site.profiles import Site
 
 LOGIN = "10.77.0.254"
 MAX_NODES = 64

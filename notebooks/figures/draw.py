@@ -17,10 +17,11 @@ import matplotlib.pyplot as plt
 import torch
 from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
 
-from aiscale import cost, machines, plots
-from aiscale.config import ModelConfig
+from aiscale.measure import plots
+from aiscale.measure.plots import style
+from aiscale.plan import cost, machines
+from aiscale.plan.config import ModelConfig
 from aiscale.plan.presets import model_of
-from aiscale.plots import style
 
 RANKS = 4
 PARTS = {"parameters": "weights", "gradients": "gradients", "optimizer states": "Adam"}

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from matplotlib import pyplot as plt
 
-from aiscale import published
-from aiscale.optim import clip_, set_lr
+from aiscale.lesson.optim import clip_, set_lr
+from aiscale.plan import published
 
 TEXT = torch.tensor(list(Path(topics.__file__).read_bytes()))  # Python's own help texts, as in lesson 01
 TRAIN, HELD_OUT = TEXT[: len(TEXT) * 9 // 10], TEXT[len(TEXT) * 9 // 10 :]

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from aiscale import cost
-from aiscale.config import Run
-from aiscale.distributed import World
-from aiscale.meter import held_bytes
+from aiscale.measure.distributed import World
+from aiscale.measure.meter import held_bytes
+from aiscale.plan import cost
+from aiscale.plan.config import Run
 
 ONE_NUMBER_BYTES = 8
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import matplotlib.pyplot as plt
 
-from aiscale.plots import style
+from aiscale.measure.plots import style
 
 KINDS = {
     "parameters, own": (["Sharded Param"], style.MEMORY_COLORS["parameters"]),

@@ -28,10 +28,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from aiscale import cost, machines
-from aiscale.config import ConfigError
-from aiscale.cost import Event, Work
-from aiscale.distributed import World
+from aiscale.errors import ConfigError
+from aiscale.measure.distributed import World
+from aiscale.plan import cost, machines
+from aiscale.plan.cost import Event, Work
 from aiscale.train.model import GPT, loss_of
 from aiscale.train.presets import Shape
 

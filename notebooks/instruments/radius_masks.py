@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from aiscale.cost.compression import kept_entries
+from aiscale.plan.cost.compression import kept_entries
 
 
 def scores(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> Tensor:

@@ -18,11 +18,11 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
-from aiscale import published
-from aiscale.config import ConfigError
-from aiscale.plots import sparsity, style
-from aiscale.plots.curves import Series, xy
-from aiscale.plots.sparsity import Points
+from aiscale.errors import ConfigError
+from aiscale.measure.plots import sparsity, style
+from aiscale.measure.plots.curves import Series, xy
+from aiscale.measure.plots.sparsity import Points
+from aiscale.plan import published
 
 _AT_ONCE = "dense, fp32, at once"
 _LINKS = {

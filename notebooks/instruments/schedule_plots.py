@@ -10,9 +10,9 @@ from itertools import accumulate
 
 import matplotlib.pyplot as plt
 
-from aiscale import plots
-from aiscale.cost import Event
-from aiscale.plots import style
+from aiscale.measure import plots
+from aiscale.measure.plots import style
+from aiscale.plan.cost import Event
 
 
 def draw(steps: Mapping[str, Sequence[Event]]) -> None:

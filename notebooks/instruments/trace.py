@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 
-from aiscale.cost import Event
+from aiscale.plan.cost import Event
 
 
 class Trace:

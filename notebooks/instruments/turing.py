@@ -4,7 +4,7 @@ import statistics
 
 import matplotlib.pyplot as plt
 
-from aiscale import plots
+from aiscale.measure import plots
 
 STRATEGIES = ["ddp", "zero1", "zero2", "zero3", "fsdp", "3d"]
 COLORS = {name: plots.STRATEGY_COLORS["megatron" if name == "3d" else name] for name in STRATEGIES}

@@ -54,8 +54,13 @@ def _report(error: Exception) -> int:
     ours = isinstance(error, OSError) or type(error).__module__.startswith("aiscale.")
     who, alone, status = "", False, BAD_INPUT if ours else 1
     if _may_be_a_rank():
-        from aiscale.distributed import ConnectError, end_now, find_launch, lost_another_rank
         from aiscale.launch import LOST_STATUS
+        from aiscale.measure.distributed import (
+            ConnectError,
+            end_now,
+            find_launch,
+            lost_another_rank,
+        )
 
         if not isinstance(error, ConnectError) or hasattr(error, "failed_alike"):
             place = find_launch(os.environ)

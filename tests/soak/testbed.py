@@ -22,8 +22,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from aiscale.hpc.launchers import LESSONS, render
-from aiscale.hpc.sites import ENDED, site
+from aiscale.site.launchers import LESSONS, render
+from aiscale.site.profiles import ENDED, site
 from centre import Cluster
 from rehearsal.settings import user_name
 

@@ -18,7 +18,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.io import capture_output
 from traitlets.config import Config
 
-from aiscale import cluster
+from aiscale.lesson import cluster
 from aiscale.lesson.grading import Exercise, Graded
 from aiscale.lesson.notebook import LessonError, Notebook
 from aiscale.lesson.workbooks import (

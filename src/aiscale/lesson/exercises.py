@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import html
 
-from aiscale import cluster
-from aiscale.lesson import progress
+from aiscale.lesson import cluster, progress
 from aiscale.lesson.grading import Exercise, Graded
 from aiscale.lesson.workbooks import find, solution_of
 

@@ -31,8 +31,8 @@ from typing import Any
 
 import numpy as np
 
-from aiscale.cluster import RankError, Ranks
-from aiscale.config import ConfigError
+from aiscale.errors import ConfigError
+from aiscale.lesson.cluster import RankError, Ranks
 from aiscale.lesson.comparing import Wrong, compared, require, same, same_on_ranks
 from aiscale.lesson.notebook import LessonError
 from aiscale.lesson.progress import Shown
@@ -184,7 +184,7 @@ class _Answer:
             done = self._ranks.run(_call, self._task.function, mine, self._task.inplace)
         except RankError as error:
             # imports torch, which ranks have loaded
-            from aiscale.distributed.failing import tells_of_another_rank
+            from aiscale.measure.distributed.failing import tells_of_another_rank
 
             causes = [
                 failure for failure in error.failures if not tells_of_another_rank(failure.message)

@@ -72,7 +72,7 @@ class Guess(Shown):
         show(f"{self.name}: {self.verdict.text}", self.verdict.grade, against=self.name, **facts)
         self.keep()
         if self.kind == "grid" and shell():
-            from aiscale import plots  # here, because matplotlib loads slowly
+            from aiscale.measure import plots  # here, because matplotlib loads slowly
 
             plots.guessed(self.guess, self.measured, **self.titles, same=_same)
         return self.verdict
@@ -130,7 +130,7 @@ class Guess(Shown):
 
     def say(self, value: object) -> str:
         # here, because matplotlib loads slowly
-        from aiscale.plots.style import format_bytes, format_seconds
+        from aiscale.measure.plots.style import format_bytes, format_seconds
 
         if self.unit == "bytes":
             return format_bytes(value) + (f" ({value:,.0f} bytes)" if abs(value) >= 1024 else "")

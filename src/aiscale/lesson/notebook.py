@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aiscale.config import ConfigError, hint
+from aiscale.errors import ConfigError, hint
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode

@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from aiscale.config import write_whole
+from aiscale.errors import write_whole
 
 _HERE = Path.cwd()  # now: a lesson may change its folder
 _CHECKOUT = next(

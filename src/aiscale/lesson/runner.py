@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiscale.config import hint
+from aiscale.errors import hint
 from aiscale.lesson.notebook import OPTIONAL, LessonError, Notebook, notebooks, read, tags
 
 CELL_TIMEOUT_S = 300  # twice what a cell takes on a slow machine with others at work

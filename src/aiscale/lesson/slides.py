@@ -12,7 +12,7 @@ names of NAMES:
     ## Every rank holds everything     the title of a slide; `# ` makes a slide of one sentence
     GPT-2 has {{ count(cost.parameter_count(model_of("gpt2"))) }} parameters.
     |||                                between two columns
-    ![what it shows](plots:memory_bars({...}))          a figure of `aiscale.plots`
+    ![what it shows](plots:memory_bars({...}))          a figure of `aiscale.measure.plots`
     ![what it shows](../notebooks/figures/layer.svg)    a drawing of notebooks/figures/draw.py
     ![what it shows](notebook:03_ddp#c20c3268)          the figure of an executed cell; a second
                                                         one waits for a key
@@ -40,10 +40,11 @@ from markupsafe import Markup
 from nbconvert.filters import markdown2html
 from pygments.formatters import HtmlFormatter
 
-from aiscale import cost, machines, plots, published
-from aiscale.config import write_whole
+from aiscale.errors import write_whole
 from aiscale.lesson.notebook import LessonError, choose, find_root, notebooks, read
 from aiscale.lesson.runner import execute
+from aiscale.measure import plots
+from aiscale.plan import cost, machines, published
 from aiscale.plan.options import planned
 from aiscale.plan.presets import model_of
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aiscale.config import write_whole
+from aiscale.errors import write_whole
 from aiscale.lesson.grading import Exercise
 from aiscale.lesson.notebook import LessonError, Notebook, choose
 

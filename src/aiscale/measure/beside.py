@@ -12,9 +12,9 @@ import argparse
 from collections import Counter
 from math import prod
 
-from aiscale.config import ModelConfig
-from aiscale.cost.memory import NARROW, WIDE, round_up
-from aiscale.cost.parameters import parameter_shapes
+from aiscale.plan.config import ModelConfig
+from aiscale.plan.cost.memory import NARROW, WIDE, round_up
+from aiscale.plan.cost.parameters import parameter_shapes
 from aiscale.plan.options import precision_of, run_of
 
 Traffic = dict[tuple[str, str], int]

@@ -29,20 +29,20 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from aiscale import cost
-from aiscale.distributed import wire
-from aiscale.distributed.counter import Traffic
-from aiscale.distributed.link import Link
 from aiscale.measure.beside import beside, tp_pp_held
 from aiscale.measure.cases import TINY_DEEPSPEED
+from aiscale.measure.distributed import wire
+from aiscale.measure.distributed.counter import Traffic
+from aiscale.measure.distributed.link import Link
 from aiscale.measure.holding import Holding, instances
+from aiscale.plan import cost
 from aiscale.plan.options import run_of
 from aiscale.processes import start_python
 
 CATEGORIES = ("parameters", "gradients", "optimizer states")
 STEPS = 3  #: the first ones are set-up: DDP rebuilds its buckets, AdamW makes its states
 _TIMEOUT_S = 600
-_NEEDED = ["torch._dynamo", "torch.distributed.checkpoint", "aiscale.meter"]
+_NEEDED = ["torch._dynamo", "torch.distributed.checkpoint", "aiscale.measure.meter"]
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def find_mpiexec() -> str:
 
 def text() -> bytes:
     """What the cases learn from, the same everywhere: a table of ours, as TOKENS numbers."""
-    table = resources.files("aiscale.published") / "papers/radius_downstream.csv"
+    table = resources.files("aiscale.plan.published") / "papers/radius_downstream.csv"
     return bytes(byte % TOKENS for byte in table.read_bytes())
 
 

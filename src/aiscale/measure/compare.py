@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from aiscale.config import ConfigError
+from aiscale.errors import ConfigError
 from aiscale.train.record import read_metrics, read_note
 
 DAY_S = 86_400
@@ -159,7 +159,7 @@ def _curve(runs: Sequence[dict[int, float]]) -> list[tuple[float, ...]]:
 
 def table(rows: Sequence[dict]) -> list[list[str]]:
     """Head and rows as text; with several runs the range stands behind the mean."""
-    from aiscale.plots import format_seconds
+    from aiscale.measure.plots import format_seconds
 
     def cell(spread: Sequence[float], form) -> str:
         mean, low, high = map(form, spread)
@@ -201,7 +201,7 @@ def figure(rows: Sequence[dict]):
     """Training loss, loss error and validation perplexity over steps: a matplotlib figure."""
     import matplotlib.pyplot as plt
 
-    from aiscale.plots import style
+    from aiscale.measure.plots import style
 
     style.use_style()
     figure, axes = plt.subplots(3, 1, figsize=(7.5, 7.6), sharex=True, layout="constrained")

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from aiscale.meter import held_bytes
+from aiscale.measure.meter import held_bytes
 
 #: DeepSpeed's attributes: stages 1 and 2, then 3, then stage 0 in 16 bits.
 _MASTERS = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat", "fp32_groups")

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from aiscale.config import ConfigError, hint
+from aiscale.errors import ConfigError, hint
 from aiscale.measure import cases
 from aiscale.measure.cases import STEPS, TOKENS, Case
 from aiscale.measure.weights import weights_of

@@ -19,7 +19,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from aiscale.config import HFModelConfig, ModelConfig
+from aiscale.plan.config import HFModelConfig, ModelConfig
 
 #: Megatron-Core's names and ours, outside of the blocks ...
 _ENDS = {

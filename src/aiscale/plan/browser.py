@@ -16,10 +16,10 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from aiscale.config import ConfigError, require_writable
-from aiscale.machines import MACHINES
+from aiscale.errors import ConfigError, require_writable
 from aiscale.plan import command
 from aiscale.plan.constants import SCOREBOARD
+from aiscale.plan.machines import MACHINES
 from aiscale.plan.presets import TABLE, presets
 
 PYODIDE = "314.0.7"  #: Python 3.14
@@ -30,7 +30,8 @@ FILES = (
     "pyodide-lock.json",
     "python_stdlib.zip",
 )
-ROOMS = ("config", "machines", "cost", "plan")
+#: The planner reads no tables of these.
+LEFT_OUT = "published"
 
 
 def choices() -> str:
@@ -84,8 +85,8 @@ def write_page(out: Path) -> str:
     with zipfile.ZipFile(out / "aiscale.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("aiscale/__init__.py", "")
         archive.writestr(f"aiscale/{TABLE.name}", TABLE.read_bytes())
-        for file in sorted(file for room in ROOMS for file in (here.parent / room).rglob("*.*")):
-            if file.suffix in (".py", ".toml"):
+        for file in [here.parent / "errors.py", *sorted(here.rglob("*.*"))]:
+            if file.suffix in (".py", ".toml") and LEFT_OUT not in file.parts:
                 archive.writestr(str(file.relative_to(here.parents[1])), file.read_bytes())
     shutil.copyfile(here / "page.html", out / "index.html")
     fetch_pyodide(out)

@@ -15,12 +15,12 @@ import sys
 from dataclasses import replace
 from typing import get_type_hints
 
-from aiscale.config import ConfigError, hint
-from aiscale.config.run import as_type
-from aiscale.machines import find_machine
+from aiscale.errors import ConfigError, hint
 from aiscale.plan.answer import Answer, plan
+from aiscale.plan.config.run import as_type
 from aiscale.plan.hardware import platform_of
 from aiscale.plan.layout import PROGRAMS, SHAPES, Layout, Shape, Software, shape_named
+from aiscale.plan.machines import find_machine
 from aiscale.plan.memory import CATEGORIES
 from aiscale.plan.presets import presets
 from aiscale.plan.search import TUNED, Ranking, search

@@ -7,8 +7,9 @@ import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from aiscale.config import ConfigError, hint
-from aiscale.machines import (
+from aiscale.errors import ConfigError, hint
+from aiscale.plan.constants import DEVICES
+from aiscale.plan.machines import (
     ACCELERATORS,
     MACHINES,
     Accelerator,
@@ -18,7 +19,6 @@ from aiscale.machines import (
     find,
     find_machine,
 )
-from aiscale.plan.constants import DEVICES
 
 DEFAULT_NODE_GBIT_S = 400.0
 

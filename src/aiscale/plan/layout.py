@@ -6,7 +6,8 @@ from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
-from aiscale.config import ConfigError, HFModelConfig, ModelConfig, Run, hint
+from aiscale.errors import ConfigError, hint
+from aiscale.plan.config import HFModelConfig, ModelConfig, Run
 from aiscale.plan.presets import model_of, presets
 
 

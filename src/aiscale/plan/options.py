@@ -12,7 +12,7 @@ import math
 import shlex
 from dataclasses import replace
 
-from aiscale.config import (
+from aiscale.plan.config import (
     CompressionConfig,
     DataConfig,
     HFModelConfig,

@@ -7,7 +7,8 @@ import re
 import tomllib
 from pathlib import Path
 
-from aiscale.config import ConfigError, HFModelConfig, ModelConfig, hint
+from aiscale.errors import ConfigError, hint
+from aiscale.plan.config import HFModelConfig, ModelConfig
 
 TABLE = Path(__file__).parents[1] / "presets.toml"
 

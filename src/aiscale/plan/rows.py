@@ -13,9 +13,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Literal, get_type_hints
 
-from aiscale.config import ConfigError
-from aiscale.config.run import as_type
+from aiscale.errors import ConfigError
 from aiscale.plan.answer import plan
+from aiscale.plan.config.run import as_type
 from aiscale.plan.hardware import platform
 from aiscale.plan.layout import PROGRAMS, Layout, Shape
 

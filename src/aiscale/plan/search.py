@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from aiscale.config import ConfigError
-from aiscale.machines import Machine
+from aiscale.errors import ConfigError
 from aiscale.plan.answer import Answer, predict
 from aiscale.plan.constants import CONSTANTS
 from aiscale.plan.hardware import Platform, platform_of
 from aiscale.plan.layout import PROGRAMS, Layout, Shape, Software, shape_named
+from aiscale.plan.machines import Machine
 from aiscale.plan.memory import capacity_bytes, fits, needed_bytes
 
 #: A framework that trains at scale today: as Megatron; weights return in the next forward pass.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from aiscale import cost
+from aiscale.plan import cost
 from aiscale.plan.hardware import Platform
 from aiscale.plan.layout import Layout, Shape, StageShape
 from aiscale.plan.memory import stage_parameters

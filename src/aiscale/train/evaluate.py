@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from aiscale.config import ConfigError
+from aiscale.errors import ConfigError
 from aiscale.train.export import export
 
 _MMLU = "college_chemistry college_computer_science college_medicine college_physics sociology"

@@ -12,8 +12,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aiscale.config import ConfigError, require_writable
-from aiscale.data import Tokenizer, learn
+from aiscale.errors import ConfigError, require_writable
+from aiscale.train.prepare import Tokenizer, learn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

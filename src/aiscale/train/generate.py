@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     import torch
 
-    from aiscale.config import ConfigError
-    from aiscale.data import Tokenizer, learn
+    from aiscale.errors import ConfigError
+    from aiscale.train.prepare import Tokenizer, learn
     from aiscale.train.trained import open_folder
 
     model, stored = open_folder(args.path)

@@ -13,9 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch
 
-from aiscale import plots
-from aiscale.cost import Event
-from aiscale.plots import style
+from aiscale.measure import plots
+from aiscale.measure.plots import style
+from aiscale.plan.cost import Event
 from simulated.world import World
 
 

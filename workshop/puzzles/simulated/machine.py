@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiscale.cost import Event
 from aiscale.lesson import LessonError
+from aiscale.plan.cost import Event
 
 with contextlib.suppress(ImportError):  # a web page has none
     import numpy as np

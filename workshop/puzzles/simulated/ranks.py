@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from aiscale import cost
+from aiscale.plan import cost
 from simulated.machine import Machine, Message, SimulationError, line_of_program
 
 _SHORT = {"all_reduce": "sum", "reduce_scatter": "rs", "all_gather": "ag"}

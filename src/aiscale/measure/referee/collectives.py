@@ -1,8 +1,7 @@
 """Watches collectives: which ones a rank calls, in which order, on which group, with what.
 
 A line of JSON for each goes to a file at once, so that the order is known even of ranks that hang
-or die. What DDP, FSDP and DTensor send inside torch is not among them; `aiscale.traffic` has its
-sums."""
+or die. What DDP, FSDP and DTensor send inside torch is not among them; `traffic.py` sums it."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _watch(settings: dict, rank: int):
-    from aiscale import traffic
+    from aiscale.measure import traffic
     from aiscale.measure.referee import (
         collectives,
         gradients,

@@ -12,7 +12,7 @@ from pathlib import Path
 from aiscale import processes
 
 #: What each rank needs is imported once, by the process from which ranks are forked.
-_PRELOAD = ("torch._dynamo", "torch.distributed.tensor", "aiscale.traffic")
+_PRELOAD = ("torch._dynamo", "torch.distributed.tensor", "aiscale.measure.traffic")
 MARK = "AISCALE_REFEREE"  #: in the environment of all that a run starts
 
 

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 
-from aiscale.config import ConfigError
+from aiscale.errors import ConfigError
 from aiscale.measure.study.engine import load, run_study
 from aiscale.measure.study.grid import read_study
 from aiscale.measure.study.results import facts, side_by_side, summary

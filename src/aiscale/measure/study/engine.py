@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from aiscale import cost, train
-from aiscale.config import ConfigError, ModelConfig, require_writable, write_whole
+from aiscale import train
+from aiscale.errors import ConfigError, require_writable, write_whole
 from aiscale.launch import launch
 from aiscale.measure.study.grid import (
     WARM_UP,
@@ -35,6 +35,8 @@ from aiscale.measure.study.grid import (
     trainer_of,
     words_of,
 )
+from aiscale.plan import cost
+from aiscale.plan.config import ModelConfig
 
 BASE_EVERY = 5  #: cells between two runs of the base
 INTERRUPTED = (130, 128 + 15)  #: statuses of ranks after Ctrl-C and SIGTERM
@@ -226,7 +228,7 @@ def _write_text(corpus: str, nbytes: int, path: Path) -> None:
 
     The corpus is repeated if it is shorter.
     """
-    from aiscale.data.corpus import find_text
+    from aiscale.train.prepare.corpus import find_text
 
     text, pieces = bytearray(), itertools.cycle(find_text(corpus).pieces())
     while len(text) < nbytes:

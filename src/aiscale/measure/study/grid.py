@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from aiscale.config import ConfigError, Run, hint
+from aiscale.errors import ConfigError, hint
 from aiscale.plan import options as formulas
+from aiscale.plan.config import Run
 from aiscale.train.layout import misfit
 from aiscale.train.options import TRAINERS, options
 

@@ -1,3 +1,0 @@
-"""Measurements by others (papers/) and our earlier ones (measured/), with sources; their reader."""
-
-from aiscale.published.reader import facts, measured, names, radius_beside_ours, table, verified

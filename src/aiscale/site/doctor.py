@@ -1,0 +1,288 @@
+"""`aiscale doctor`: is this node ready to train? In a job (by srun): all its nodes and ranks?
+
+One `Finding` for each question about a node; then all ranks run one all-reduce, and its result is
+checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import platform
+import resource
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Literal, TextIO
+
+import psutil
+
+from aiscale import environment
+from aiscale.processes import usable_cores
+
+GIB = 2**30
+PACKAGES = (
+    "torch",
+    "deepspeed",
+    "megatron-core",
+    "transformers",
+    "ipyparallel",
+    "mpi4py",
+    "papermill",
+)
+#: variables that decide how NCCL, RCCL, libfabric and MPI use the network, and what a rank sees
+#: and is bound to
+SETTINGS = (
+    "NCCL_",
+    "RCCL_",
+    "FI_",
+    "TORCH_NCCL_",
+    "MPICH_",
+    "CUDA_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "HSA_",
+    "SLURM_CPU_BIND",
+    "SLURM_GPU_BIND",
+)
+LEAST_MEMORY_GIB = 2.5  # the eight ranks of lesson 07
+LEAST_FILES = 1024  # every rank has connections to its neighbours and files of its loader open
+LEAST_SPACE_GIB = 2
+ALL_REDUCE_BYTES = 16 * 2**20
+COME_UP_S = 1800  #: at 256 nodes of Frontier 2,016 of 2,048 ranks had connected after 601 s
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The answer to one question."""
+
+    name: str
+    #: wrong: training will not work; warning: it may be slow or fail later
+    state: Literal["ok", "warning", "wrong"]
+    text: str
+    remedy: str = ""
+
+    def line(self) -> str:
+        mark = {"ok": "✓", "warning": "!", "wrong": "✗"}[self.state]
+        return f"{mark} {self.name:16} {self.text}" + f" → {self.remedy}" * bool(self.remedy)
+
+
+def examine() -> Iterator[Finding]:
+    # pip refuses others
+    yield Finding("Python", "ok", f"{platform.python_version()}, {sys.prefix}")
+    yield _packages()
+    yield _devices()
+    yield from _resources()
+    yield _own_name()
+    yield from _temporary_folder()
+    yield from settings(os.environ)
+
+
+def _packages() -> Finding:
+    there, missing = [], []
+    for name in PACKAGES:
+        try:
+            there.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            missing.append(name)
+    state = "wrong" if "torch" in missing else "warning" if missing else "ok"
+    return Finding(
+        "packages", state, ", ".join(there), f"pip install {' '.join(missing)}" if missing else ""
+    )
+
+
+def _devices() -> Finding:
+    import torch
+
+    if count := torch.cuda.device_count():
+        return Finding("GPUs", "ok", f"{count} x {torch.cuda.get_device_name(0)}")
+    if os.environ.get("SLURM_GPUS_ON_NODE"):
+        remedy = "install torch for this GPU (make setup TORCH=cuda, or rocm) and check the driver"
+        return Finding("GPUs", "warning", "Slurm gave some, but torch sees none", remedy)
+    return Finding("GPUs", "ok", "none: ranks run on the CPU over gloo")
+
+
+def _resources() -> Iterator[Finding]:
+    cores, memory = len(usable_cores()), psutil.virtual_memory()
+    few = "" if cores > 1 else "ranks will take turns: give this job at least 2 cores"
+    yield Finding("cores", "warning" if few else "ok", f"{cores} of {os.cpu_count()} usable", few)
+    little = (
+        ""
+        if memory.available > LEAST_MEMORY_GIB * GIB
+        else f"the lessons want {LEAST_MEMORY_GIB} GiB free"
+    )
+    # the same on all nodes of a job, so that it is told once
+    text = f"{memory.total / GIB:.0f} GiB"
+    if little:
+        text = f"{memory.available / GIB:.1f} of {text} free"
+    yield Finding("memory", "warning" if little else "ok", text, little)
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    remedy = "" if files >= LEAST_FILES else f"ulimit -n {min(most, 4096) if most > 0 else 4096}"
+    yield Finding("limits", "wrong" if remedy else "ok", f"{files} open files", remedy)
+    full = (
+        ""
+        if shutil.disk_usage(".").free > LEAST_SPACE_GIB * GIB
+        else "free some space for checkpoints"
+    )
+    yield Finding("disk", "warning" if full else "ok", os.getcwd(), full)
+
+
+def _own_name() -> Finding:
+    """torchrun's ranks meet at this machine's name."""
+    if address := os.environ.get(environment.LOCAL_ADDRESS):
+        return Finding("host name", "ok", f"not needed: torchrun's ranks meet at {address}")
+    if environment.name_leads_here():
+        return Finding("host name", "ok", "leads to this machine")
+    text = f"{socket.gethostname()} leads to no address of this machine: in a terminal `torchrun` "
+    text += "hangs, in lessons it does not"
+    remedy = f"export {environment.LOCAL_ADDRESS}=127.0.0.1, for torchrun on this machine alone"
+    return Finding("host name", "warning", text, remedy)
+
+
+def _temporary_folder() -> Iterator[Finding]:
+    """Whether sockets can lie there."""
+    most = f"a socket's path has at most {environment.SOCKET_PATH}"
+    remedy = "export TMPDIR=FOLDER, one with a short path"
+    if environment.linked:
+        text = (
+            f"{len(environment.linked)} characters, and {most}: aiscale and lessons go there by a "
+        )
+        text += "short link, and other scripts hang where they load data in processes of their own"
+        yield Finding("TMPDIR", "warning", text, remedy)
+    elif (length := len(os.environ.get("TMPDIR", ""))) > environment.LONGEST_FOLDER:
+        text = f"{length} characters, and {most}: ranks do not start"
+        yield Finding("TMPDIR", "wrong", text, remedy)
+
+
+def settings(env: Mapping[str, str]) -> Iterator[Finding]:
+    """The variables of the network and of binding, and the modules, as this process has them."""
+    if set_here := [
+        f"{name}={value}"
+        for name, value in sorted(env.items())
+        if name.startswith(SETTINGS) and value
+    ]:
+        yield Finding("settings", "ok", " ".join(set_here))
+    if modules := env.get("LOADEDMODULES"):
+        yield Finding("modules", "ok", modules.replace(":", " "))
+
+
+def check_ranks(world) -> list[Finding]:
+    """One all-reduce of all ranks, and the cores that they share; the same on every rank."""
+    import torch
+    import torch.distributed as dist
+
+    for _ in range(2):  # the first one opens connections
+        ones = torch.ones(ALL_REDUCE_BYTES // 4, device=world.device)
+        world.barrier()
+        began = time.perf_counter()
+        with world.control():
+            dist.all_reduce(ones)
+        right = bool((ones == world.size).all())  # waits for a GPU, too
+        seconds = time.perf_counter() - began
+    every = world.gather((socket.gethostname(), usable_cores(), right, seconds))
+    cores: dict[str, list[list[int]]] = {}  # of each rank of a node
+    for host, own, _, _ in every:
+        cores.setdefault(host, []).append(own)
+    text = f"{world.size} on {len(cores)} node{'s' * (len(cores) > 1)}: "
+    text += f"an all-reduce of {ALL_REDUCE_BYTES >> 20} MiB over {world.backend} "
+    findings = [
+        Finding("ranks", "ok", text + f"in {max(each[-1] for each in every) * 1e3:,.1f} ms")
+    ]
+    if not all(ok for _, _, ok, _ in every):
+        findings = [
+            Finding("ranks", "wrong", text + "gave a wrong sum", "the network corrupts data")
+        ]
+    for host, each in cores.items():
+        if (several := len(set().union(*each))) < len(each):
+            remedy = "they take turns: start fewer, or srun --cpus-per-task=... --cpu-bind=cores"
+            findings.append(
+                Finding(
+                    "ranks", "warning", f"{len(each)} on {host}, bound to {several} cores", remedy
+                )
+            )
+    return findings
+
+
+def alike(nodes: Mapping[str, list[Finding]]) -> list[Finding]:
+    """Each finding once; where not all nodes share it, with their names."""
+    where: dict[Finding, list[str]] = {}
+    for node, findings in nodes.items():
+        for finding in findings:
+            where.setdefault(finding, []).append(node)
+    few = {one: f"  [{', '.join(some)}]" for one, some in where.items() if len(some) < len(nodes)}
+    return [dataclasses.replace(one, text=one.text + few.get(one, "")) for one in where]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--nproc",
+        type=int,
+        default=2,
+        metavar="N",
+        help="ranks to start outside a job (default: 2)",
+    )
+    parser.add_argument(
+        "--device", default="auto", choices=["auto", "cpu", "cuda"], help="where ranks run"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from aiscale.launch import launch
+    from aiscale.measure.distributed import find_launch
+
+    if find_launch(os.environ).size > 1:
+        return _as_rank(args.device, look=True)
+    wrong = False
+    for finding in examine():
+        print(finding.line(), flush=True)
+        wrong |= finding.state == "wrong"
+    if args.nproc > 1:
+        wrong |= launch(args.nproc, ["-m", "aiscale.site.doctor", args.device]) != 0
+    print(_verdict(wrong))
+    return int(wrong)
+
+
+def _as_rank(device: str, *, look: bool) -> int:
+    """`look`: the first rank of each node also examines it, and rank 0 gives the verdict."""
+    from aiscale.measure.distributed import connect
+
+    world = connect(device, COME_UP_S)
+    try:
+        return int(_said(world, look, sys.stdout))
+    finally:
+        world.close()
+
+
+def _said(world, look: bool, out: TextIO) -> bool:
+    """Whether something is wrong, on all ranks; rank 0 says what."""
+    mine = list(examine()) if look and world.local_rank == 0 else []
+    nodes: dict[str, list[Finding]] = {}
+    for node, told in world.gather(
+        (socket.gethostname(), [dataclasses.astuple(one) for one in mine])
+    ):
+        if told:
+            nodes[node] = [Finding(*words) for words in told]
+    findings = alike(nodes) + check_ranks(world)
+    wrong = any(finding.state == "wrong" for finding in findings)
+    if world.is_main:
+        lines = [*(finding.line() for finding in findings), *([_verdict(wrong)] if look else [])]
+        print(*lines, sep="\n", flush=True, file=out)
+    return wrong
+
+
+def _verdict(wrong: bool) -> str:
+    return (
+        "no: put right what is marked ✗, or what the error above names"
+        if wrong
+        else "yes: this is ready to train"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(_as_rank(sys.argv[1], look=False))
