@@ -64,7 +64,7 @@ endif
 # Files of tests that start no ranks and no browsers.
 UNITS := choices collectives config cost cost_conventions cost_published data_clean data_corpora data_images data_order \
 	data_tokenizers kernels machines model optim predict presets puzzles radius_masks \
-	readme rooms seeds
+	readme seeds wings
 
 check: setup  ## lint, and the tests that start no processes (a minute and a half)
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
