@@ -27,9 +27,9 @@ from common import machine_facts
 
 from aiscale.errors import write_whole
 from aiscale.lesson.model import GPT
-from aiscale.lesson.model.kernels import Linear
 from aiscale.lesson.optim import build_optimizer
 from aiscale.plan.config import ModelConfig, OptimizerConfig
+from aiscale.train.products import Linear
 
 sys.path.append(str(Path(__file__).parents[1] / "notebooks"))
 from instruments.choices import block_scaled, held_out_loss, train, warmed

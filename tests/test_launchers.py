@@ -359,8 +359,8 @@ def test_what_is_published_of_a_model_stands_in_its_file(path):
 
 def needs_gb(run, ranks: int) -> float:
     """Predicted memory of a rank: states and activations.
-    For transformers' models, those of our model of the same shape, plus the logits, which they keep
-    in fp32 with their gradients."""
+
+    For transformers' models those of our model of the same shape, and the logits' gradients."""
     _, micro_batch = run.loop.micro_batches(run.parallel.data_parallel(ranks))
     logits = 0
     if isinstance(run.model, HFModelConfig):
@@ -374,7 +374,7 @@ def needs_gb(run, ranks: int) -> float:
         )
         shape = {name: getattr(run.model, name) for name in alike}
         run = dataclasses.replace(run, model=ModelConfig(tied=False, **shape))
-        logits = 2 * 4 * micro_batch * run.loop.seq_len * run.model.vocab_size
+        logits = 4 * micro_batch * run.loop.seq_len * run.model.vocab_size
     if run.parallel.strategy == "megatron":
         kept = sum(cost.megatron_activation_bytes_by_part(run, ranks).values())
     else:

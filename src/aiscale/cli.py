@@ -190,8 +190,16 @@ _DELEGATED = {
         "aiscale study laptop --budget 30",
         "measure.study.command",
     ),
-    "doctor": ("check whether this machine is ready to train", "srun aiscale doctor", "hpc.doctor"),
-    "data": ("prepare a corpus", "aiscale data prepare my_texts/ --out corpus/", "data.prepare"),
+    "doctor": (
+        "check whether this machine is ready to train",
+        "srun aiscale doctor",
+        "site.doctor",
+    ),
+    "data": (
+        "prepare a corpus",
+        "aiscale data prepare my_texts/ --out corpus/",
+        "train.prepare.prepare",
+    ),
     "compare": (
         "compare finished runs with a baseline",
         "aiscale compare runs/dense runs/radius",
@@ -210,17 +218,17 @@ _DELEGATED = {
     "kernel": (
         "make Jupyter kernels for a site",
         "aiscale kernel install --site perlmutter",
-        "hpc.kernel",
+        "site.kernel",
     ),
     "submit": (
         "check and submit a job",
         "aiscale submit launchers/frontier/ddp.sbatch --dry-run",
-        "hpc.submit",
+        "site.submit",
     ),
     "launchers": (
         "render the sbatch files of a site",
         "aiscale launchers --check",
-        "hpc.launchers.render",
+        "site.launchers.render",
     ),
     "plan": (
         "plan a job",

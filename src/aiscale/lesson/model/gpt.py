@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from aiscale.errors import ConfigError
-from aiscale.lesson.model.kernels import Linear, causal_attention, cross_entropy
 from aiscale.lesson.model.positions import distance_scores, place, rotate, sinusoids
 from aiscale.plan.config import ModelConfig
 from aiscale.plan.config.choices import ACTIVATIONS as CHOICES
+from aiscale.train.products import Linear
 
 ACTIVATIONS = {
     # GPT-2's: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
@@ -73,13 +73,15 @@ class Attention(nn.Module):
         if self.position in ("shaw", "huang"):
             table, of_keys = self.distance_embedding.weight, self.position == "huang"
             where = distance_scores(q, k, table, where, of_keys=of_keys)
-        mask = None if self.position == "rotary" else where
-        if mask is None:
-            y = causal_attention(q, k, v)
-        else:
-            y = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, enable_gqa=self.kv_heads != self.n_head
-            )
+        mask = None if self.position == "rotary" else where  # (T,T), or broadcast to (B,H,T,T)
+        y = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            is_causal=mask is None and T > 1,
+            enable_gqa=self.kv_heads != self.n_head,
+        )
         return self.out(y.transpose(1, 2).reshape(B, T, D))
 
 
@@ -245,4 +247,6 @@ class GPT(nn.Module):
         x = self.hidden(tokens)
         if targets is None:
             return F.linear(x, self.head_weight)
-        return cross_entropy(x, self.head_weight, targets)
+        logits = F.linear(x, self.head_weight).flatten(0, 1)
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        return F.cross_entropy(logits.to(wide), targets.flatten())

@@ -39,7 +39,6 @@ WIDE = {"fp32": 4, "tf32": 4, "bf16": 4, "fp16": 4, "fp64": 8}
 NARROW = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 #: In units of the weights' width.
 MOMENTS = {name: choice.moments for name, choice in OPTIMIZERS.items()}
-BY_HEADS_TOKENS = 512  # model.kernels.MAX_TOKENS_BY_HEADS
 
 
 def counter_bytes(optimizer: str, tensors: int) -> int:
@@ -93,10 +92,8 @@ def model_state_bytes(
         states += counter_bytes(optimizer, parameter_tensors(model))
     if isinstance(model, ModelConfig):
         states = optimizer_bytes(optimizer, parameter_shapes(model), wide)
-    # 16-bit copies live until the backward pass: of the blocks' matrices, but not of the head.
-    cast = n
-    if exact:
-        cast = sum(size for part, size in matmul_parameters(model).items() if part != "head")
+    # 16-bit copies of the matrices live until the backward pass.
+    cast = sum(matmul_parameters(model).values()) if exact else n
     return {
         "parameters": int(wide * n),
         "gradients": int(wide * n),
@@ -110,10 +107,9 @@ def activation_bytes_by_part(
 ) -> dict[str, int]:
     """Bytes that `GPT`'s forward pass keeps for the backward pass, by part, operation by operation.
 
-    The T x T scores are never kept; by `model.kernels.causal_attention`, for short sequences in
-    bf16 on a CPU, nor is the log-sum-exp. The loss keeps the gradients of the last hidden state and
-    of the head, not the logits. With activation_checkpointing: the blocks' inputs, and one whole
-    block while the backward pass recomputes it.
+    The T x T scores are never kept. The loss keeps its log-softmax of the logits, in fp32 at
+    least, and a number by which it divides. With activation_checkpointing: the blocks' inputs, and
+    one whole block while the backward pass recomputes it.
     """
     check_countable(model)
     D, tokens, L = model.d_model, batch * seq_len, model.n_layer
@@ -125,15 +121,9 @@ def activation_bytes_by_part(
     norm, stream = _norm_bytes(model, tokens, wide), tokens * D * wide
     last_norm = norm + stream if model.norm != "deepnorm" else 0
     inputs_of_norms = stream if model.parallel_residual else 2 * stream
-    by_heads = (
-        precision == "bf16"
-        and model.kv_heads == model.n_head
-        and seq_len <= BY_HEADS_TOKENS
-        and not bias
-    )
     block = {
         "norms": 2 * norm + inputs_of_norms,
-        "attention": tokens * _attention_bytes_per_token(model, narrow, wide, by_heads) + cast,
+        "attention": tokens * _attention_bytes_per_token(model, narrow, wide) + cast,
         "mlp": tokens * narrow * (D + ACTIVATIONS[model.activation].kept * model.ff_width),
     }
     blocks = 1 if model.activation_checkpointing else L
@@ -144,7 +134,8 @@ def activation_bytes_by_part(
         "mlp": blocks * block["mlp"],
         "norms": blocks * block["norms"] + last_norm,
         "block_inputs": inputs,
-        "head": tokens * D * narrow + model.vocab_size * D * wide,
+        "head": tokens * D * narrow,
+        "logits": (tokens * model.vocab_size + 1) * wide,
     }
 
 
@@ -156,7 +147,7 @@ def _norm_bytes(model: ModelConfig, tokens: int, wide: int) -> int:
     return tokens * wide * (1 + model.d_model if model.norm == "rmsnorm" else 2)
 
 
-def _attention_bytes_per_token(model: ModelConfig, narrow: int, wide: int, by_heads: bool) -> int:
+def _attention_bytes_per_token(model: ModelConfig, narrow: int, wide: int) -> int:
     """What attention keeps for the backward pass.
 
     Input of qkv (D), its output ((H + 2G) C), attention's output (D), and the fused kernel's
@@ -164,11 +155,8 @@ def _attention_bytes_per_token(model: ModelConfig, narrow: int, wide: int, by_he
     unrotated qkv.
     """
     D, C, H, G = model.d_model, model.d_head, model.n_head, model.kv_heads
-    nbytes = narrow * (2 * D + (H + 2 * G) * C)
-    if by_heads:
-        return nbytes
     rotated = (H + G) * C if model.position == "rotary" else 0
-    return nbytes + narrow * rotated + wide * H
+    return narrow * (2 * D + (H + 2 * G) * C + rotated) + wide * H
 
 
 def activation_bytes(

@@ -54,7 +54,7 @@ def held_bytes(run: Run, world_size: int, rank: int = 0) -> Held:
 
 
 def step_bytes(run: Run, world_size: int, rank: int = 0) -> Held:
-    """held_bytes of `rank` with its activations and the logits (which our own models recompute).
+    """held_bytes of `rank` with its activations and the logits.
 
     Activations are those of all micro-batches in flight on its stages. Not counted: T x T scores,
     gathered weights, weight casts, buffers.
@@ -77,11 +77,13 @@ def step_bytes(run: Run, world_size: int, rank: int = 0) -> Held:
         pieces = stage_ranks(layout.pp, layout.virtual_stages)
         pp_rank = rank // (world_size // layout.pp)
         flying = in_flight(layout.schedule, layout.pp, n_micro, layout.virtual_stages)[pp_rank]
-        ends = {"embeddings": pp_rank == pieces[0], "head": pp_rank == pieces[-1]}
+        last = pp_rank == pieces[-1]
+        ends = {"embeddings": pp_rank == pieces[0], "head": last, "logits": last}
         parts = {
             part: flying * nbytes * ends.get(part, 1 / layout.pp) for part, nbytes in parts.items()
         }
-    return {**state, "activations": int(sum(parts.values())), "logits": 0}
+    logits = int(parts.pop("logits"))
+    return {**state, "activations": int(sum(parts.values())), "logits": logits}
 
 
 def _check(run: Run, world_size: int) -> None:
