@@ -1,327 +1,254 @@
-"""Our GPT against transformers' GPT-2 and against the floor, taking turns in one run.
+"""A step of the trainers' GPT beside other people's and beside the floor, taking turns in one run.
 
     python benchmarks/model.py [--quick] [--json]
+    NANOGPT=~/nanoGPT python benchmarks/model.py      # a folder with nanoGPT's model.py, not here
 
-Both models have the same weights (ours are saved as a Hugging Face folder that transformers reads;
-the losses must agree before anything is timed), the same batches and the same fused AdamW.
-transformers runs without dropout and key/value cache, with its scaled-dot-product attention, in two
-settings:
-    fair      the tanh GELU in one fused operation, as ours
-    default   GPT-2's own activation, gelu_new: the same function, spelled out in seven operations
-The floor is the time of a step's matrix products alone, written to memory allocated beforehand: no
-framework can be faster without faster products. Attention's products count half, because a token
-attends only to earlier ones.
+Each step is a forward and a backward pass, clipping and AdamW, on the same batch, of models with
+equally many parameters:
+    ours            the trainers' model, loss and optimizer
+    ours by torch   the same, with all products by torch (train/products.py is off)
+    transformers    its GPT-2, with its scaled-dot-product attention, the tanh GELU in one operation
+    nanoGPT         its model.py and its own optimizer
+    floor           the matrix products alone, into memory that is there: no framework can be faster
+                    without faster products. Attention's count half: a token sees earlier ones only.
 """
 
 from __future__ import annotations
 
-import tempfile
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from unittest.mock import patch
 
 import torch
 import transformers
-from common import HAS_BF16, Paired, arguments, check, finish, machine_facts, paired, table
-from torch import Tensor
-from transformers.activations import ACT2FN
+from common import Paired, arguments, check, finish, machine_facts, paired, table
+from torch import Tensor, nn
 
-from aiscale.lesson.model import GPT, kernels
-from aiscale.lesson.optim import build_optimizer
 from aiscale.measure.meter import allocated_bytes
-from aiscale.plan.config import ModelConfig, OptimizerConfig
+from aiscale.train import products
+from aiscale.train.model import build, draw, loss_of
+from aiscale.train.optimizer import make_optimizer
+from aiscale.train.options import options
+from aiscale.train.presets import shape_of
 
 transformers.utils.logging.disable_progress_bar()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
-    n_layer: int
-    d_model: int
-    vocab_size: int
-    batch: int = 8
-    seq_len: int = 256
-    rounds: int = 10
+class Cell:
+    """A model (as --model names it), and what a step trains on."""
 
-    def config(self) -> ModelConfig:
-        return ModelConfig(
-            n_layer=self.n_layer,
-            n_head=max(1, self.d_model // 64),
-            d_model=self.d_model,
-            vocab_size=self.vocab_size,
-            max_seq_len=self.seq_len,
-        )
-
-    def facts(self) -> dict:
-        return {"size": f"{self.n_layer}x{self.d_model}", "vocab_size": self.vocab_size}
+    model: str
+    batch: int
+    length: int
+    rounds: int
 
 
-SIZES = [
-    # the GPT-in-C project's model, half its batch
-    Size(n_layer=6, d_model=384, vocab_size=172, rounds=12),
-    Size(n_layer=12, d_model=768, vocab_size=50257, batch=4, rounds=6),  # GPT-2's smallest
+CELLS = [
+    Cell(model="gpt2", batch=4, length=128, rounds=8),
+    Cell(model="gpt2", batch=16, length=128, rounds=4),
 ]
-QUICK_SIZES = [Size(n_layer=2, d_model=64, vocab_size=172, batch=2, seq_len=64, rounds=3)]
+QUICK_CELLS = [Cell(model="2x64", batch=2, length=64, rounds=3)]
 
 
 def measure(quick: bool = False) -> dict:
     """Everything; quick uses a tiny model and checks nothing."""
-    sizes = QUICK_SIZES if quick else SIZES
-    result = {
-        "machine": machine_facts(),
-        "training": [_training(size) for size in sizes],
-        "kernels": [row for size in sizes for row in _kernels(size)],
-    }
+    rows = [training(cell) for cell in (QUICK_CELLS if quick else CELLS)]
+    result = {"machine": machine_facts(), "amd": products.IS_FASTER, "training": rows}
     return {**result, "checks": [] if quick else checks(result)}
 
 
 def checks(result: dict) -> list[dict]:
-    """The targets of this benchmark."""
+    """The targets of this benchmark: what oneDNN gains is there on AMD's processors only."""
+    target = 1.3 if result["amd"] else 1.0
     rows = []
     for row in result["training"]:
-        size, speed, memory = row["size"], row["speedup"], row["peak_memory_bytes"]
-        over = memory["ours"] / memory["transformers fair"]
-        rows += [
-            check(
-                f"{size}: speed over transformers, fair",
-                speed["transformers fair"],
-                1.0,
-                at_most=False,
-            ),
-            check(
-                f"{size}: speed over transformers, default",
-                speed["transformers default"],
-                1.1,
-                at_most=False,
-            ),
-            check(f"{size}: peak memory over transformers", over, 1.0),
-        ]
-        if HAS_BF16:
-            rows.append(
-                check(
-                    f"{size}: bf16 autocast over our fp32",
-                    1 / speed["ours bf16"],
-                    1.5,
-                    at_most=False,
-                )
-            )
+        for other in {"transformers", "nanoGPT"} & row["speedup"].keys():
+            name = f"{row['model']}, batch {row['batch']}: speed over {other}"
+            rows.append(check(name, row["speedup"][other], target, at_most=False))
     return rows
 
 
-def _training(size: Size) -> dict:
+def training(cell: Cell) -> dict:
     torch.manual_seed(0)
-    model = GPT(size.config())
-    theirs = same_in_transformers(model)
-    tokens = torch.randint(0, size.vocab_size, (size.batch, size.seq_len))
-    require_same_loss(model, theirs, tokens)
-    our_step, their_step = _our_step(model, tokens), _their_step(theirs, tokens)
-    contenders = {
-        "ours": our_step,
-        "ours bf16": lambda: our_step(bf16=True),
-        "transformers fair": lambda: their_step("gelu_pytorch_tanh"),
-        "transformers default": lambda: their_step("gelu_new"),
-        "floor": products_step(model, size),
-    }
-    activations = {
-        "ours": "",
-        "transformers fair": "gelu_pytorch_tanh",
-        "transformers default": "gelu_new",
-    }
+    shape = shape_of(cell.model)
+    tokens = torch.randint(0, shape.vocabulary, (cell.batch, cell.length + 1))
+    steps = {name: make(cell, tokens) for name, make in contenders().items()}
+    sizes = {name: parameters for name, (_, parameters) in steps.items()}
+    if len(set(sizes.values())) > 1:
+        raise RuntimeError(f"these models are not the same: {sizes}")
+    acts = {name: step for name, (step, _) in steps.items()}
+    acts["ours by torch"] = partial(by_torch, acts["ours"])
+    acts["floor"] = products_step(cell)
+    timing = paired(acts, cell.rounds)
     return {
-        **size.facts(),
-        **{
-            "parameters": model.num_parameters(),
-            "batch": size.batch,
-            "seq_len": size.seq_len,
-            "rounds": size.rounds,
-        },
-        **summary(paired(contenders, size.rounds), size.batch * size.seq_len),
-        "peak_memory_bytes": {
-            name: peak_bytes(size, activation) for name, activation in activations.items()
-        },
+        "model": cell.model,
+        "parameters": sizes["ours"],
+        "batch": cell.batch,
+        "length": cell.length,
+        "rounds": cell.rounds,
+        **summary(timing, cell.batch * cell.length),
+        "peak_memory_bytes": {name: peak_bytes(make, cell) for name, make in contenders().items()},
     }
 
 
-#: what is timed -> the kernels that it uses
-KERNELS = {
-    "fp32 step": ("products", "cross-entropy"),
-    "bf16 step": ("attention", "cross-entropy"),
-}
+def contenders() -> dict[str, Callable]:
+    """What makes a model and its step, by name."""
+    there = {"ours": our_step, "transformers": step_of_transformers}
+    if "NANOGPT" in os.environ:
+        there["nanoGPT"] = step_of_nanogpt
+    return there
 
 
-def _kernels(size: Size) -> list[dict]:
-    """How much slower each is without one of our kernels, taking turns."""
-    torch.manual_seed(0)
-    model = GPT(size.config())
-    step = _our_step(model, torch.randint(0, size.vocab_size, (size.batch, size.seq_len)))
-    acts = {"fp32 step": step, "bf16 step": lambda: step(bf16=True)}
+def our_step(cell: Cell, tokens: Tensor) -> tuple[Callable[[], None], int]:
+    args = options("serial").parse_args([f"--model={cell.model}"])
+    model = draw(build(args), args, torch.device("cpu"))
 
-    def turned_off(kernel: str, act: Callable) -> None:
-        with patch.dict(kernels.ON, {kernel: False}):
-            act()
+    def loss() -> Tensor:
+        return loss_of(model(tokens[:, :-1]), tokens[:, 1:])
 
-    rows = []
-    for what, act in acts.items():
-        off = {kernel: partial(turned_off, kernel, act) for kernel in KERNELS[what]}
-        timing = paired({"with": act, **off}, size.rounds)
-        rows += [
-            {
-                **size.facts(),
-                "what": what,
-                "kernel": kernel,
-                "time_without": timing.ratio(kernel, "with"),
-            }
-            | {"of_each_round": timing.ratios(kernel, "with")}
-            for kernel in off
-        ]
-    return rows
+    return a_step(model, make_optimizer(model, args), loss)
+
+
+def step_of_transformers(cell: Cell, tokens: Tensor) -> tuple[Callable[[], None], int]:
+    shape = shape_of(cell.model)
+    config = transformers.GPT2Config(
+        n_layer=shape.layers,
+        n_head=shape.heads,
+        n_embd=shape.width,
+        vocab_size=shape.vocabulary,
+        n_positions=shape.context,
+        activation_function="gelu_pytorch_tanh",
+        tie_word_embeddings=shape.tied,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    )
+    model = transformers.GPT2LMHeadModel._from_config(config, attn_implementation="sdpa").train()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+
+    def loss() -> Tensor:
+        logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
+        return loss_of(logits, tokens[:, 1:])
+
+    return a_step(model, optimizer, loss)
+
+
+def step_of_nanogpt(cell: Cell, tokens: Tensor) -> tuple[Callable[[], None], int]:
+    sys.path.insert(0, str(Path(os.environ["NANOGPT"]).expanduser()))
+    from model import GPT, GPTConfig
+
+    shape = shape_of(cell.model)
+    config = GPTConfig(
+        n_layer=shape.layers,
+        n_head=shape.heads,
+        n_embd=shape.width,
+        vocab_size=shape.vocabulary,
+        block_size=shape.context,
+        dropout=0.0,
+    )
+    model = GPT(config)
+    optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), "cpu")
+    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def loss() -> Tensor:
+        return model(inputs, targets)[1]
+
+    return a_step(model, optimizer, loss)
+
+
+def a_step(model: nn.Module, optimizer, loss: Callable) -> tuple[Callable[[], None], int]:
+    def step() -> None:
+        loss().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step, sum(weight.numel() for weight in model.parameters())
+
+
+def by_torch(step: Callable[[], None]) -> None:
+    with patch.object(products, "IS_FASTER", False):
+        step()
+
+
+def products_step(cell: Cell) -> Callable[[], None]:
+    """Only the matrix products of one training step.
+
+    For each weight these are one forward and two backward (input and weight gradient), for
+    attention two forward and four backward, at half size.
+    """
+    shape, rows = shape_of(cell.model), cell.batch * cell.length
+    width = shape.width
+    block = [(width, width)] * 4 + [(4 * width, width), (width, 4 * width)]
+    sizes = block * shape.layers + [(shape.vocabulary, width)]
+    weights = [torch.randn(size) for size in sizes]
+    widths = {number for size in sizes for number in size}
+    x = {number: torch.randn(rows, number) for number in widths}
+    y = {number: torch.randn(rows, number) for number in widths}
+    d_weight = {size: torch.empty(size) for size in sizes}
+    heads = max(1, cell.batch * shape.heads // 2)
+    q, gathered = (torch.randn(heads, cell.length, width // shape.heads) for _ in range(2))
+    p, scores = (torch.randn(heads, cell.length, cell.length) for _ in range(2))
+
+    @torch.no_grad()
+    def step() -> None:
+        for weight in weights:
+            n_out, n_in = weight.shape
+            torch.mm(x[n_in], weight.t(), out=y[n_out])
+            torch.mm(x[n_out], weight, out=y[n_in])
+            torch.mm(x[n_out].t(), x[n_in], out=d_weight[n_out, n_in])
+        for _ in range(3 * shape.layers):
+            torch.bmm(q, q.transpose(1, 2), out=scores)
+            torch.bmm(p, q, out=gathered)
+
+    return step
+
+
+def peak_bytes(make: Callable, cell: Cell) -> int:
+    """The most memory that a contender has at a time: weights, and what three steps allocate."""
+    tokens = torch.zeros(cell.batch, cell.length + 1, dtype=torch.int64)
+    step, parameters = make(cell, tokens)
+    return 4 * parameters + max(allocated_bytes(lambda: [step() for _ in range(3)])[1])
 
 
 def summary(timing: Paired, tokens: int) -> dict:
     """Seconds and tokens/s of each contender, and its slowdown against ours."""
+    others = [name for name in timing.seconds if name != "ours"]
     return {
         "seconds": {name: timing.median_s(name) for name in timing.seconds},
         "tokens_per_s": {name: tokens / timing.median_s(name) for name in timing.seconds},
-        "speedup": {name: timing.ratio(name, "ours") for name in timing.seconds if name != "ours"},
-        "speedup_of_each_round": {
-            name: timing.ratios(name, "ours") for name in timing.seconds if name != "ours"
-        },
+        "speedup": {name: timing.ratio(name, "ours") for name in others},
+        "speedup_of_each_round": {name: timing.ratios(name, "ours") for name in others},
     }
-
-
-def same_in_transformers(model: GPT) -> transformers.GPT2LMHeadModel:
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        return transformers.GPT2LMHeadModel.from_pretrained(folder, attn_implementation="sdpa")
-
-
-def require_same_loss(model: GPT, theirs, tokens: Tensor) -> None:
-    with torch.no_grad():
-        ours = model(tokens[:, :-1], tokens[:, 1:]).item()
-        other = theirs(input_ids=tokens, labels=tokens, use_cache=False).loss.item()
-    if abs(ours - other) > 1e-4:
-        raise RuntimeError(
-            f"our loss is {ours}, transformers' {other}: the models differ and cannot be compared"
-        )
-
-
-def _our_step(model: GPT, tokens: Tensor) -> Callable:
-    optimizer = build_optimizer(model, OptimizerConfig())
-
-    def step(bf16: bool = False) -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            loss = model(tokens, tokens)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
-def _their_step(model, tokens: Tensor) -> Callable:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    model.train()
-
-    def step(activation: str) -> None:
-        for block in model.transformer.h:
-            block.mlp.act = ACT2FN[activation]
-        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
-def products_step(model: GPT, size: Size) -> Callable[[], None]:
-    """Only the matrix products of one training step.
-    For each weight these are one forward and two backward (input and weight gradient), for
-    attention two forward and four backward, at half size."""
-    weights = [
-        p.detach()
-        for name, p in model.named_parameters()
-        if p.dim() == 2 and "embedding" not in name
-    ]
-    weights.append(model.head_weight.detach())
-    widths = {width for weight in weights for width in weight.shape}
-    x, y = (
-        {width: torch.randn(size.batch * size.seq_len, width) for width in widths} for _ in range(2)
-    )
-    d_weight = {tuple(w.shape): torch.empty_like(w) for w in weights}
-    heads = max(1, size.batch * model.config.n_head // 2)
-    q, gathered = (torch.randn(heads, size.seq_len, model.config.d_head) for _ in range(2))
-    p, scores = (torch.randn(heads, size.seq_len, size.seq_len) for _ in range(2))
-
-    @torch.no_grad()
-    def products() -> None:
-        for w in weights:
-            n_out, n_in = w.shape
-            torch.mm(x[n_in], w.t(), out=y[n_out])
-            torch.mm(x[n_out], w, out=y[n_in])
-            torch.mm(x[n_out].t(), x[n_in], out=d_weight[n_out, n_in])
-        for _ in range(3 * model.config.n_layer):
-            torch.bmm(q, q.transpose(1, 2), out=scores)
-            torch.bmm(p, q, out=gathered)
-
-    return products
-
-
-def peak_bytes(size: Size, activation: str) -> int:
-    """The most memory that transformers with an activation (ours: without one) has at a time.
-    It is its weights, and what three training steps allocate, optimizer states among it."""
-    model = GPT(size.config())
-    tokens = torch.randint(0, size.vocab_size, (size.batch, size.seq_len))
-    step = (
-        partial(_their_step(same_in_transformers(model), tokens), activation)
-        if activation
-        else _our_step(model, tokens)
-    )
-    return 4 * model.num_parameters() + max(allocated_bytes(lambda: [step() for _ in range(3)])[1])
 
 
 def show(result: dict) -> None:
     for row in result["training"]:
         title = (
-            f"{row['size']}, training: {row['parameters'] / 1e6:.1f} M parameters, "
-            f"{row['batch']} x {row['seq_len']} tokens a step, vocabulary {row['vocab_size']}, "
-            f"median of {row['rounds']} rounds"
+            f"{row['model']}, {row['parameters'] / 1e6:.1f} M parameters, "
+            f"{row['batch']} x {row['length']} tokens a step, median of {row['rounds']} rounds"
         )
-        table(
-            title,
-            ("", "tokens/s", "ms", "time / ours", "range over rounds", "peak MiB"),
-            _rows(row),
-        )
-    rows = [
-        (
-            f"{row['what']} {row['size']}",
-            row["kernel"],
-            f"{row['time_without']:.3f}",
-            _span(row["of_each_round"]),
-        )
-        for row in result["kernels"]
-    ]
-    table("our kernels", ("", "kernel", "time without / with", "range over rounds"), rows)
+        heads = ("", "tokens/s", "ms", "time / ours", "range over rounds", "peak MiB")
+        table(title, heads, _rows(row))
 
 
 def _rows(row: dict) -> list[tuple[str, ...]]:
     rows = []
     for name, seconds in row["seconds"].items():
-        ratio = (
-            ("1", "")
-            if name == "ours"
-            else (f"{row['speedup'][name]:.3f}", _span(row["speedup_of_each_round"][name]))
-        )
-        memory = row.get("peak_memory_bytes", {}).get(name)
+        ratio, span = "1", ""
+        if name != "ours":
+            each = row["speedup_of_each_round"][name]
+            ratio, span = f"{row['speedup'][name]:.3f}", f"{min(each):.2f} to {max(each):.2f}"
+        memory = row["peak_memory_bytes"].get(name)
         peak = f"{memory / 2**20:,.0f}" if memory else ""
-        rows.append(
-            (name, f"{row['tokens_per_s'][name]:,.0f}", f"{1e3 * seconds:,.1f}", *ratio, peak)
-        )
+        rate = f"{row['tokens_per_s'][name]:,.0f}"
+        rows.append((name, rate, f"{1e3 * seconds:,.1f}", ratio, span, peak))
     return rows
-
-
-def _span(ratios: list[float]) -> str:
-    return f"{min(ratios):.2f} to {max(ratios):.2f}"
 
 
 if __name__ == "__main__":
