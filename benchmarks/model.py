@@ -15,12 +15,14 @@ equally many parameters:
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from unittest.mock import patch
 
 import torch
@@ -139,11 +141,9 @@ def step_of_transformers(cell: Cell, tokens: Tensor) -> tuple[Callable[[], None]
 
 
 def step_of_nanogpt(cell: Cell, tokens: Tensor) -> tuple[Callable[[], None], int]:
-    sys.path.insert(0, str(Path(os.environ["NANOGPT"]).expanduser()))
-    from model import GPT, GPTConfig
-
+    theirs = nanogpt()
     shape = shape_of(cell.model)
-    config = GPTConfig(
+    config = theirs.GPTConfig(
         n_layer=shape.layers,
         n_head=shape.heads,
         n_embd=shape.width,
@@ -151,7 +151,7 @@ def step_of_nanogpt(cell: Cell, tokens: Tensor) -> tuple[Callable[[], None], int
         block_size=shape.context,
         dropout=0.0,
     )
-    model = GPT(config)
+    model = theirs.GPT(config)
     optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), "cpu")
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
@@ -159,6 +159,16 @@ def step_of_nanogpt(cell: Cell, tokens: Tensor) -> tuple[Callable[[], None], int
         return model(inputs, targets)[1]
 
     return a_step(model, optimizer, loss)
+
+
+def nanogpt() -> ModuleType:
+    """Its model.py, under another name: this file has that one."""
+    file = Path(os.environ["NANOGPT"]).expanduser() / "model.py"
+    spec = importlib.util.spec_from_file_location("nanogpt", file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["nanogpt"] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def a_step(model: nn.Module, optimizer, loss: Callable) -> tuple[Callable[[], None], int]:

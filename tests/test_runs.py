@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,24 @@ def test_a_loss_that_is_no_number_stops_the_run_and_says_where(tmp_path):
     assert len(losses(tmp_path / "run")) == steps  # those before
     assert max((tmp_path / "run").glob("[0-9]*")).name == f"{steps:08}"
     assert read_note(tmp_path / "run")["status"] == "failed"
+
+
+def test_a_gradient_that_is_no_number_stops_the_run_although_its_loss_is_one(tmp_path):
+    """Its step was the last one: no later loss would tell, and the weights are lost."""
+    code = """
+    import torch
+    from aiscale.train import serial
+    from aiscale.train.options import options
+    as_it_was = torch.nn.utils.clip_grad_norm_
+    torch.nn.utils.clip_grad_norm_ = lambda *args: as_it_was(*args) * float("nan")
+    serial.main(options("serial").parse_args())
+    """
+    words = [*SMALL, "--steps", "1", "--save", str(tmp_path / "run")]
+    done = forked(["-c", textwrap.dedent(code), *words], timeout=120)
+    assert done.returncode == 2, done.stderr
+    line = "aiscale: the gradient's norm is nan at step 0: lower --lr or raise --warm-up"
+    assert done.stderr.splitlines() == [line]
+    assert list((tmp_path / "run").glob("0*")) == [], "nothing is saved"
 
 
 def test_what_a_killed_job_was_writing_goes_with_the_next_checkpoint(tmp_path):

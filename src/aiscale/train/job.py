@@ -76,8 +76,13 @@ class Job:
                     file.write("stopped\n")
 
     def log(self, step, loss, norm):
-        """Takes note of a step. What it found is printed and recorded one step later."""
+        """Takes note of a step. What it found is printed and recorded one step later.
+
+        norm: of the gradient, before clipping; None if the library does not tell it.
+        """
         self.read_pending()
+        self.knows_norm = norm is not None
+        norm = norm if self.knows_norm else 0.0
         if hasattr(norm, "full_tensor"):
             norm = norm.full_tensor()
         norm = torch.as_tensor(norm, dtype=torch.float64, device=device)
@@ -97,15 +102,18 @@ class Job:
         loss, norm, stopping, overdue = later.read()
         self.stopping = self.stopping or bool(stopping)
         self.overdue = self.overdue or bool(overdue)
-        if not math.isfinite(loss):
+        wrong = "" if math.isfinite(loss) else f"loss is {loss}"
+        if not wrong and math.isnan(norm):
+            wrong = "gradient's norm is nan"
+        if wrong:
             if rank == 0:
                 self.record.finish("failed")
-            refuse(f"the loss is {loss} at step {step}: lower --lr or raise --warm-up")
+            refuse(f"the {wrong} at step {step}: lower --lr or raise --warm-up")
         if rank != 0:
             return
         print(f"step {step} loss {loss:.6f}", flush=True)
         tokens_per_s = self.args.batch * self.args.length / seconds
-        known = None if math.isnan(norm) else norm
+        known = norm if self.knows_norm else None
         values = {"step": step, "loss": loss, "grad_norm": known, "lr": rate(step, self.args)}
         values |= {"seconds": seconds, "tokens_per_s": tokens_per_s}
         if self.args.peak_tflops:

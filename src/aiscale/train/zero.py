@@ -51,7 +51,7 @@ def main(args):
             engine.step()  # acts after the last micro-batch only
             loss += part.detach() / len(micro_batches)
         dist.all_reduce(loss, dist.ReduceOp.AVG)  # each rank knows the loss of its own share
-        norm = engine.get_global_grad_norm() or torch.nan  # stage 0 does not tell it
+        norm = engine.get_global_grad_norm() or None  # stage 0 does not tell it
         job.log(step, loss, norm)
         job.evaluate(step, engine, held_out, loss_of)
         if job.must_save(step):

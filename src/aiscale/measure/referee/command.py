@@ -10,9 +10,11 @@ import importlib.util
 import json
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from aiscale.measure.referee import tasks
 from aiscale.measure.referee.judge import Question, judge, say_progress
@@ -27,8 +29,7 @@ begins in an empty folder.
 exit status: 0 equal within rounding, 1 the runs part, 2 cannot tell
 
 examples:
-  aiscale verify train_tp_pp.py --nproc 4 -- --save '{TMP}/checkpoint' --tp '{min(2,N)}' --pp
-  '{min(2,N)}'
+  aiscale verify train_tp_pp.py -- --save '{TMP}/run' --tp '{min(2,N)}' --pp '{min(2,N)}'
   aiscale verify -m aiscale.train.fsdp --nproc 4 -- --save '{TMP}/run'"""
 
 
@@ -43,6 +44,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def main(argv: Sequence[str]) -> int:
     args, arguments = parse(argv)
+    signal.signal(signal.SIGTERM, _end)
     refused = _refusal(args)
     if tasks.number() and tasks.count() > 1:
         if not refused:
@@ -57,6 +59,11 @@ def main(argv: Sequence[str]) -> int:
         return CANNOT_TELL
     print(json.dumps(verdict.to_dict(), indent=2) if args.json else verdict)
     return verdict.status
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    """As Ctrl-C: what the runs have left is cleared away, their ranks among it."""
+    raise SystemExit(128 + number)
 
 
 def _refusal(args: argparse.Namespace) -> str:

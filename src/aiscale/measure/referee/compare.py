@@ -86,6 +86,10 @@ def _tell_what_was_not_seen(many: list[dict], one: list[dict], verdict: Verdict)
     if unseen and not any(step["grad"] for trace in many for step in trace["steps"]):
         words = f"gradients: {', '.join(unseen)} has tensors of its own; its updates are compared"
         verdict.not_compared.append(f"{words}, within the rounding of fp32")
+    if not verdict.first:
+        for kind in ("samples", "activations", "loss"):
+            if not verdict.compared[kind]:
+                verdict.not_compared.append(f"{kind}: none was seen on both sides")
     if "dropout" in notes:
         verdict.not_compared.append(
             "dropout: left out of all runs; of its masks only the generators are compared"

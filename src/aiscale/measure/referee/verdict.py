@@ -28,9 +28,8 @@ class Part:
     size: float | None = None  #: relative difference
     tolerance: float | None = None
     ranks: str = ""
-    is_input: bool = (
-        False  #: the runs were given different things: what follows from it tells nothing
-    )
+    #: The runs were given different things: what follows from it tells nothing.
+    is_input: bool = False
 
     def __str__(self) -> str:
         lines = [f"step {self.step}, {self.what}: {self.where}"]
@@ -96,9 +95,9 @@ class Verdict:
         other = "the run without a stop" if self.is_of_restart else "one rank"
         if self.first:
             return f"PARTS from {other}, in {self.seconds:.0f} s:"
-        where = f"on {self.ranks} ranks and on one"
+        many = f"{self.ranks} rank{'s' if self.ranks > 1 else ''}"
+        where = f"on {many} and on one"
         if self.is_of_restart:
-            many = f"{self.ranks} rank{'s' if self.ranks > 1 else ''}"
             where = f"with and without a stop, {many} after it"
         after = ", from equal inputs on" if self.given else ""
         return f"EQUAL within rounding {where}{after}, in {self.seconds:.0f} s"
