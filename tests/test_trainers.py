@@ -460,6 +460,13 @@ def test_stages_cannot_share_a_tied_head():
     assert misfit(parse(["--tp", "1", "--pp", "2"]), 2) is None
 
 
+def test_tp_pp_refuses_what_it_would_pass_over():
+    parse = options.options("tp_pp").parse_args
+    assert "--bf16: tp_pp computes in fp32 and fp64 only" in misfit(parse(["--bf16"]), 4)
+    said = misfit(parse(["--evaluate-every", "5"]), 4)
+    assert "--evaluate-every 5: tp_pp has no evaluation" in said
+
+
 def test_a_rank_is_found_whoever_started_it():
     step = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_LOCALID": "0"}
     openmpi = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK")

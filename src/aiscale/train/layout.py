@@ -32,9 +32,21 @@ def misfit(args: argparse.Namespace, ranks: int) -> str | None:
         return f"--optimizer lamb with --stage {args.stage}: {rule}"
     if hasattr(args, "virtual_stages"):
         return not_of_megatron(args) or not_interleaved(args, copies)
-    if pp > 1 and shape.tied:
+    if hasattr(args, "tp"):
+        return not_of_tp_pp(args)
+    return None
+
+
+def not_of_tp_pp(args: argparse.Namespace) -> str | None:
+    """What torch's own tensor and pipeline parallelism does not do here."""
+    if args.pp > 1 and shape_of(args.model).tied:
         rule = f"the head of {args.model} is its embedding, which the last stage lacks"
-        return f"--pp {pp}: {rule}: take --pp 1, or the trainer megatron"
+        return f"--pp {args.pp}: {rule}: take --pp 1, or the trainer megatron"
+    if args.bf16:
+        return "--bf16: tp_pp computes in fp32 and fp64 only: leave it out, or take megatron"
+    if args.evaluate_every:
+        option = f"--evaluate-every {args.evaluate_every}"
+        return f"{option}: tp_pp has no evaluation: leave it out, or take megatron"
     return None
 
 
