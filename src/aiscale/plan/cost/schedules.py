@@ -187,9 +187,9 @@ def _check(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int) -> No
         raise ConfigError(
             f"schedule is {schedule!r}: it must be gpipe, 1f1b, interleaved or zero-bubble"
         )
-    if schedule == "zero-bubble" and virtual_stages > 1:
+    if schedule != "interleaved" and virtual_stages > 1:
         raise ConfigError(
-            f"virtual_stages {virtual_stages} with zero-bubble: it takes one piece a rank"
+            f"virtual_stages {virtual_stages} with {schedule}: it takes one piece a rank"
         )
     if schedule == "interleaved" and n_micro % pp:
         raise ConfigError(
