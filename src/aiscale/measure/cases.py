@@ -22,8 +22,10 @@ BATCH = 12  #: sequences; 1, 2, 3 and 4 ranks divide it
 TINY_DEEPSPEED = Path(__file__).with_name("deepspeed_tiny.json")
 TOKENS = 67  #: different ones in the text: the vocabulary of the preset `odd`
 
+#: The definition of Radius, in one process: no trainer, but what its trainer must equal.
+SIMULATED = "radius_simulated"
 _COMMON = f"""
---steps {STEPS} --save-every {STEPS} --evaluate-every {STEPS // 2} --held-out 0.1
+--steps {STEPS} --save-every {STEPS} --held-out 0.1
 --batch {BATCH} --length 32 --seed 1
 --lr 0.01 --warm-up 4 --min-lr 0.001 --weight-decay 0.3 --clip 1.2
 """
@@ -51,6 +53,11 @@ class Case:
         return self.compared_with or serial(self.model, self.optimizer, self.precision).name
 
     @property
+    def module(self) -> str:
+        wing = "measure" if self.trainer == SIMULATED else "train"
+        return f"aiscale.{wing}.{self.trainer}"
+
+    @property
     def evaluates(self) -> bool:
         return self.trainer != "tp_pp"  # as in its lesson, it has no evaluation
 
@@ -64,12 +71,13 @@ class Case:
         words += ["--model", self.model, "--optimizer", self.optimizer]
         words += ["--micro-batch", str(self.micro_batch or BATCH // self.ranks)]
         words += ["--fp64"] if self.precision == "fp64" else []
+        words += ["--evaluate-every", str(STEPS // 2)] if self.evaluates else []
         words += ["--config", str(TINY_DEEPSPEED)] if self.trainer == "zero" else []
         return [*words, "--text", str(folder / "text"), "--save", str(folder / self.name)]
 
     def command(self, folder: Path) -> list[str]:
         """The words after `python` that start this case's job."""
-        module = ["-m", f"aiscale.train.{self.trainer}", *self.arguments(folder)]
+        module = ["-m", self.module, *self.arguments(folder)]
         if self.launcher == "torchrun":
             ranks = ["--nproc-per-node", str(self.ranks)]
             local = ["--standalone", "--local-addr=127.0.0.1"]
@@ -86,7 +94,7 @@ class Case:
             if word in ("--tp", "--pp"):  # the reference is one rank
                 words[number + 1] = f"'{{min({words[number + 1]},N)}}'"
         words += ["--micro-batch", "1", "--save", "'{TMP}/run'"]
-        start = f"aiscale verify -m aiscale.train.{self.trainer} --nproc {self.ranks}"
+        start = f"aiscale verify -m {self.module} --nproc {self.ranks}"
         return f"{start} -- {' '.join(words)}"
 
 
@@ -108,7 +116,6 @@ def text() -> bytes:
 
 
 _SPARSE = "--density 0.3 --interval 4"
-_SIMULATED = "radius-simulated"
 _GRID = "--tp 2 --pp 2"
 _ALL = (
     serial("odd", "adamw", "fp64"),
@@ -169,7 +176,7 @@ _ALL = (
     Case("radius-dense-until", "radius", 2, f"--dense-until {STEPS}", 3),
     Case(
         "radius-simulated",
-        "radius_simulated",
+        SIMULATED,
         1,
         f"{_SPARSE} --ranks 3",
         4,

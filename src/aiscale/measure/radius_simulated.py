@@ -1,6 +1,6 @@
 """Radius by its definition, on ranks simulated in one process: aiscale.train.radius must equal it.
 
-    python -m aiscale.train.radius_simulated --ranks 3 --density 0.3 --interval 4
+    python -m aiscale.measure.radius_simulated --ranks 3 --density 0.3 --interval 4
 
 Nothing is sent and no hook is used. Each rank's gradient is computed in turn, and Adam's moments
 are computed here once more, from the gradients that the optimizer gets.
@@ -71,10 +71,10 @@ def main(args):
         for rank in range(args.ranks):
             part = loss_of(model(batch[rank :: args.ranks, :-1]), batch[rank :: args.ranks, 1:])
             gradients = torch.autograd.grad(part, list(model.parameters()))
-            for total, sent in zip(arrived, simulated.send(step, rank, gradients)):
+            for total, sent in zip(arrived, simulated.send(step, rank, gradients), strict=True):
                 total += sent / args.ranks
             loss += part.detach() / args.ranks
-        for parameter, gradient in zip(model.parameters(), arrived):
+        for parameter, gradient in zip(model.parameters(), arrived, strict=True):
             parameter.grad = gradient
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
         optimizer.step()
