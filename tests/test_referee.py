@@ -388,7 +388,7 @@ def test_a_restart_on_another_number_of_ranks_changes_nothing():
     more = {"steps": 4, "resume": ("2",), "resume_ranks": 1}
     verdict = ask(path("resumable.py"), *RESUMED, **more)
     assert verdict.status == EQUAL and verdict.steps == 4, str(verdict)
-    assert "with and without a stop, 1 ranks after it" in str(verdict)
+    assert "with and without a stop, 1 rank after it" in str(verdict)
 
 
 @pytest.mark.extended
