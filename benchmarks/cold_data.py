@@ -29,7 +29,7 @@ import numpy as np
 import psutil
 from common import machine_facts
 
-from aiscale.train.prepare import Batches
+from aiscale.train.data import Windows, batches
 
 T, BATCH, STEPS, ROUNDS, COMPUTE_S, BLOCK = 1024, 16, 40, 3, 0.01, 2**24
 
@@ -77,16 +77,17 @@ def evict(file):
 
 def take(tokens, first, ahead=False, compute_s=0.0):
     """STEPS steps from `first` on: [(seconds waited for the batch, seconds of the step)]."""
-    batches, found = Batches(tokens, seq_len=T, global_batch=BATCH, seed=0), []
+    options = argparse.Namespace(batch=BATCH, steps=first + STEPS + 1)
+    steps, found = batches(Windows(tokens, T), first, options, 0, 1), []
     with ThreadPoolExecutor(1) as reader:
-        coming = reader.submit(batches.batch, first)
-        for step in range(first + 1, first + STEPS + 1):
+        coming = reader.submit(next, steps)
+        for _ in range(STEPS):
             start = time.perf_counter()
-            coming = coming if ahead else reader.submit(batches.batch, step)
+            coming = coming if ahead else reader.submit(next, steps)
             coming.result()
             waited = time.perf_counter() - start
             if ahead:
-                coming = reader.submit(batches.batch, step + 1)
+                coming = reader.submit(next, steps)
             time.sleep(compute_s)
             found.append((waited, time.perf_counter() - start))
     return found
@@ -115,9 +116,9 @@ def measure(file, stage):
             resident = None if "warm file" in name else evict(file)
             start = time.perf_counter()
             tokens = make()
-            prepare_s, before, start = time.perf_counter() - start, from_disk(), time.perf_counter()
-            take(tokens, number * STEPS)
-            mb_s, disk = used / (time.perf_counter() - start) / 1e6, (from_disk() - before) / used
+            prepare_s, before = time.perf_counter() - start, from_disk()
+            steps_s = sum(step_s for _, step_s in take(tokens, number * STEPS))
+            mb_s, disk = used / steps_s / 1e6, (from_disk() - before) / used
             row = {
                 "prepare_s": prepare_s,
                 "mb_s": mb_s,

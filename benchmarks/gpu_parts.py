@@ -32,10 +32,10 @@ from aiscale.measure.distributed import connect
 from aiscale.measure.meter import allocated_bytes, held_bytes
 from aiscale.measure.study import run_study, summary
 from aiscale.measure.study.grid import STUDIES, study_of
+from aiscale.train.data import Windows, batches
 from aiscale.train.model import build, draw, loss_of
 from aiscale.train.optimizer import make_optimizer
 from aiscale.train.options import options
-from aiscale.train.prepare import Batches
 from aiscale.train.prepare.corpus import find_text
 from aiscale.train.presets import shape_of
 
@@ -273,24 +273,21 @@ def simulated(method, precision, bf16):
     """Trains the 10.7M model on bytes of Python's own sources; the last tenth is held out."""
     steps, nbytes, name = (4, 60_000, "1x32") if QUICK else (400, 8_000_000, "gpt-c")
     length = min(256, shape_of(name).context)
-    text = "".join(find_text("stdlib").pieces())[:nbytes].encode("ascii", "replace")
+    text = "".join(find_text("stdlib"))[:nbytes].encode("ascii", "replace")
     parts = np.split(np.frombuffer(text, np.uint8), [nbytes * 9 // 10])
-    read, held_out = (Batches(part, seq_len=length, global_batch=16, seed=0) for part in parts)
-    args = options().parse_args([f"--model={name}", "--lr=3e-4"])
+    read, held_out = (Windows(part, length) for part in parts)
+    args = options().parse_args([f"--model={name}", "--lr=3e-4", f"--steps={steps}"])
     model = draw(build(args), args, torch.device(DEVICE))
     about = {"interval": 2 if QUICK else 50, "bf16": bf16}
     ways = [make(method, model, **about) for _ in range(RANKS)]
     ranks = SimulatedRanks(model, make_optimizer(model, args), ways, precision)
 
-    def rows(source, step, rank=0, n=1):
-        ((tokens, targets),) = source.share(step, rank, n)
-        return torch.cat([tokens, targets[:, -1:]], 1).to(DEVICE)
-
     losses, start = [], time.perf_counter()
-    for step in range(steps):
-        losses.append(ranks.step([rows(read, step, rank, RANKS) for rank in range(RANKS)]))
+    for _, batch in batches(read, 0, args, 0, 1):
+        losses.append(ranks.step([batch[rank::RANKS].to(DEVICE) for rank in range(RANKS)]))
     step_s = (time.perf_counter() - start) / steps
-    val_loss = ranks.evaluate(rows(held_out, i) for i in range(1 if QUICK else 20))
+    unseen = held_out[torch.arange(args.batch * (1 if QUICK else 20))].to(DEVICE)
+    val_loss = ranks.evaluate(unseen.split(args.batch))
     settings = {"method": method, "model": name, "precision": precision, **about}
     return {
         "settings": settings,

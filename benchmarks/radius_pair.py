@@ -44,7 +44,7 @@ def text_of(folder):
     if not file.exists():
         part = file.with_suffix(".part")
         with part.open("w", encoding="utf-8") as out:
-            out.writelines(find_text("stdlib").pieces())
+            out.writelines(find_text("stdlib"))
         part.rename(file)
     return file
 

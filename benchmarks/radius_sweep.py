@@ -35,18 +35,19 @@ from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 
+import numpy as np
 import torch
 from common import machine_facts
 from ways import SimulatedRanks, make
 
 from aiscale.measure.distributed import connect
 from aiscale.plan import cost
-from aiscale.plan.config import DataConfig
 from aiscale.processes import die_with, usable_cores
+from aiscale.train.data import Windows, batches
 from aiscale.train.model import GPT, build, draw
 from aiscale.train.optimizer import make_optimizer, rate
 from aiscale.train.options import options
-from aiscale.train.prepare import Batches, Corpus, open_corpus
+from aiscale.train.prepare import find_text
 from aiscale.train.presets import shape_of
 
 RANKS = 4  #: simulated
@@ -141,9 +142,11 @@ class Job:
 
 
 @cache
-def _corpus() -> Corpus:
-    """A text long enough for 8,000 steps without repetition."""
-    return open_corpus(DataConfig(corpus="stdlib"))
+def _windows() -> tuple[Windows, Windows]:
+    """Of a text long enough for 8,000 steps without repetition, and of its end, held out."""
+    text = np.frombuffer("".join(find_text("stdlib")).encode(), np.uint8)
+    parts = np.split(text, [len(text) * 9 // 10])
+    return Windows(parts[0], LENGTH), Windows(parts[1], LENGTH)
 
 
 def wire_share(case: Case) -> float:
@@ -186,33 +189,25 @@ def train(job: Job) -> dict:
     """
     case, start, world = CASES[job.case], time.perf_counter(), connect("cpu")
     args = case.args(job.steps, job.lr, job.seed)
-    corpus = _corpus()
+    windows, held_out = _windows()
     every = max(1, job.steps // POINTS)
     model = draw(build(args), args, torch.device("cpu"))
     optimizer = make_optimizer(model, args)
     ranks = SimulatedRanks(model, optimizer, case.ways(model, job.steps))
-    batches = Batches(corpus.train, seq_len=LENGTH, global_batch=BATCH, seed=job.seed)
-    held_out = Batches(corpus.val, seq_len=LENGTH, global_batch=BATCH, seed=None)
-    apart = max(1, held_out.steps_per_epoch // VAL_BATCHES)  # spread over the whole held-out text
-
-    def rows(source: Batches, step: int, rank: int = 0, n: int = 1) -> torch.Tensor:
-        ((tokens, targets),) = source.share(step, rank, n, 1)
-        return torch.cat([tokens, targets[:, -1:]], 1)
-
-    def validate() -> float:
-        return ranks.evaluate(rows(held_out, i * apart) for i in range(VAL_BATCHES))
-
+    # spread over the whole held-out text
+    spread = torch.linspace(0, len(held_out) - 1, VAL_BATCHES * BATCH).long()
+    unseen = held_out[spread].split(BATCH)
     losses, val_curve = [], []
-    for step in range(job.steps):
+    for step, batch in batches(windows, 0, args, 0, 1):
         for group in optimizer.param_groups:
             group["lr"] = rate(step, args)
         n = case.n_simulated
-        losses.append(ranks.step([rows(batches, step, rank, n) for rank in range(n)]))
+        losses.append(ranks.step([batch[rank::n] for rank in range(n)]))
         if not math.isfinite(losses[-1]):
             break
         if (step + 1) % (4 * every) == 0:
-            val_curve.append((step + 1, round(validate(), 5)))
-    tail, val_loss = losses[-max(1, job.steps // 20) :], validate()
+            val_curve.append((step + 1, round(ranks.evaluate(unseen), 5)))
+    tail, val_loss = losses[-max(1, job.steps // 20) :], ranks.evaluate(unseen)
     converged = len(losses) == job.steps and math.isfinite(val_loss)
     world.close()
     means = [sum(losses[i : i + every]) / every for i in range(0, len(losses) - every + 1, every)]

@@ -44,8 +44,8 @@ def test_a_bad_setting_is_refused_in_one_line(tree, message):
         ),
         (
             lambda: Run(loop=LoopConfig(seq_len=256)),
-            "loop.seq_len 256 is longer than model.max_seq_len 128: "
-            "shorten the first or lengthen the second",
+            "a sequence of 256 tokens is longer than the 128 that the model reads: "
+            "shorten it, or take another model",
         ),
         (
             lambda: ParallelConfig(strategy="ddp", tp=2),
@@ -54,13 +54,11 @@ def test_a_bad_setting_is_refused_in_one_line(tree, message):
         ),
         (
             lambda: LoopConfig(global_batch=16).micro_batches(3),
-            "loop.global_batch 16 is no multiple of dp 3 x loop.micro_batch 1 = 3: "
-            "set loop.global_batch=18",
+            "a batch of 16 sequences is no multiple of dp 3 x micro-batch 1 = 3: take 18",
         ),
         (
             lambda: LoopConfig(global_batch=16, micro_batch=3).micro_batches(2),
-            "loop.global_batch 16 is no multiple of dp 2 x loop.micro_batch 3 = 6: "
-            "set loop.global_batch=16 and loop.micro_batch=1 or loop.global_batch=18",
+            "a batch of 16 sequences is no multiple of dp 2 x micro-batch 3 = 6: take 18",
         ),
     ],
 )

@@ -9,18 +9,18 @@ import pytest
 
 from aiscale import cli
 from aiscale.errors import ConfigError
-from aiscale.plan.config import DataConfig
+from aiscale.train.data import read_tokens
 from aiscale.train.prepare import (
     band_keys,
     clean,
     clean_corpus,
     found_share,
     kept,
-    open_corpus,
     science,
     similarity,
 )
 from aiscale.train.prepare.filters import texts_in, why_dropped
+from aiscale.train.prepare.stored import read_tokenizer
 from aiscale.train.prepare.tokenizers import learn
 
 STOP = "the of and to that with".split()
@@ -122,12 +122,10 @@ def test_a_run_trains_on_each_domain_and_on_all(tmp_path):
     file = write(tmp_path / "docs.jsonl", [prose(rng) for _ in range(40)])
     report = clean_corpus(file, tmp_path / "out", bpe_vocab_size=300, progress=False)
     for name, facts in [("all", report["kept"]), *report["domains"].items()]:
-        corpus = open_corpus(DataConfig(corpus=str(tmp_path / "out" / name), tokenizer="bpe"))
-        assert len(corpus.train) + len(corpus.val) == facts["tokens"]
-        assert (
-            corpus.tokenizer.decode([*corpus.train[:], *corpus.val[:]]).count("<|endoftext|>")
-            == facts["documents"]
-        )
+        tokens, *_ = read_tokens(tmp_path / "out" / name)
+        assert len(tokens) == facts["tokens"]
+        text = read_tokenizer(tmp_path / "out" / name).decode(tokens)
+        assert text.count("<|endoftext|>") == facts["documents"]
 
 
 def test_a_tokenizer_is_learnt_from_about_the_stated_number_of_characters(tmp_path, monkeypatch):

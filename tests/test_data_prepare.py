@@ -8,17 +8,17 @@ import pytest
 
 from aiscale import cli
 from aiscale.errors import ConfigError
-from aiscale.plan.config import DataConfig
 from aiscale.train.data import read_tokens, read_windows
 from aiscale.train.options import options
-from aiscale.train.prepare import open_corpus, prepare_corpus
+from aiscale.train.prepare import prepare_corpus
+from aiscale.train.prepare.stored import read_tokenizer
 
 DOCUMENTS = ["First document.\nTwo lines of it.", "Second: été.", "Third, the last one."]
 
 
-def text_of(folder, kind="char") -> str:
-    corpus = open_corpus(DataConfig(corpus=str(folder), tokenizer=kind))
-    return corpus.tokenizer.decode([*corpus.train[:], *corpus.val[:]])
+def text_of(folder) -> str:
+    tokens, *_ = read_tokens(folder)
+    return read_tokenizer(folder).decode(tokens)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_documents_in_bpe_are_divided_by_its_own_token(tmp_path, datasets):
         field="body",
         progress=False,
     )
-    assert text_of(tmp_path / "out", "bpe") == "<|endoftext|>".join(DOCUMENTS)
+    assert text_of(tmp_path / "out") == "<|endoftext|>".join(DOCUMENTS)
 
 
 def test_the_command_prints_how_to_train_on_what_it_made(tmp_path, capsys, monkeypatch):

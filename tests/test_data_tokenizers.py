@@ -43,7 +43,7 @@ def test_all_tokens_are_in_the_vocabulary_and_all_kinds_have_one_interface(token
 
 def test_a_tokenizer_survives_json(tokenizer):
     again = Tokenizer.from_json(tokenizer.to_json())
-    assert type(again) is type(tokenizer) and again.sha256 == tokenizer.sha256
+    assert type(again) is type(tokenizer) and again.to_json() == tokenizer.to_json()
     assert again.encode(AWKWARD) == tokenizer.encode(AWKWARD)
 
 

@@ -50,7 +50,7 @@ ln -sfn "$tree/workshop/graders" workshop/graders
 if [ -n "$CORPORA" ]; then ln -sfn "$CORPORA" corpora; fi
 
 variables=("AISCALE_SITE=$SITE" "AISCALE_ENVIRONMENT=$ENVIRONMENT" "AISCALE_ENGINES=$engines" "SBATCH_ACCOUNT=$ACCOUNT"
-  "SBATCH_TIMELIMIT=$MINUTES" "AISCALE_RUNS=$mine/runs" "AISCALE_CACHE=$mine/cache")
+  "SBATCH_TIMELIMIT=$MINUTES" "AISCALE_RUNS=$mine/runs")
 if [ -n "$RESERVATION" ]; then variables+=("SBATCH_RESERVATION=$RESERVATION"); fi
 {
   for each in "${variables[@]}"; do printf 'export %q\n' "$each"; done

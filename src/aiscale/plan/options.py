@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from aiscale.plan.config import (
     CompressionConfig,
-    DataConfig,
     HFModelConfig,
     LoopConfig,
     ModelConfig,
@@ -35,7 +34,6 @@ def run_of(trainer: str, args: argparse.Namespace) -> Run:
     """What the trainer of that name computes with these options. Raises ConfigError."""
     return Run(
         model=_model(trainer, args),
-        data=DataConfig(corpus=args.text),
         optimizer=OptimizerConfig(
             name=args.optimizer,
             lr=args.lr,

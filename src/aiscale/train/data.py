@@ -46,12 +46,13 @@ def read_tokens(path: str | Path) -> tuple[np.memmap, int, str]:
         if not manifest.is_file():
             refuse(f"{path} holds no tokens: `aiscale data prepare` makes them")
         about = json.loads(manifest.read_text())
-        kind = "<u2" if about["vocab_size"] <= 2**16 else "<u4"
-        tokens = np.memmap(path / "tokens.bin", kind, mode="r")
-        if len(tokens) != about["tokens"]:
-            stated = f"{manifest} says {about['tokens']:,}"
-            refuse(f"{path} has {len(tokens):,} tokens, but {stated}: prepare it again")
-        return tokens, about["vocab_size"], about["sha256"]
+        file = path / "tokens.bin"
+        width = 2 if about["vocab_size"] <= 2**16 else 4
+        found, stated = file.stat().st_size if file.exists() else 0, width * about["tokens"]
+        if found != stated:
+            remedy = f"delete {path} and prepare it again"
+            refuse(f"{file} has {found:,} bytes, not {stated:,}: {remedy}")
+        return np.memmap(file, f"<u{width}", mode="r"), about["vocab_size"], about["sha256"]
     if not path.is_file() or not path.stat().st_size:
         refuse(f"--text {path} is no folder and no file with a text in it")
     with path.open("rb") as file:

@@ -230,7 +230,7 @@ def _write_text(corpus: str, nbytes: int, path: Path) -> None:
     """
     from aiscale.train.prepare.corpus import find_text
 
-    text, pieces = bytearray(), itertools.cycle(find_text(corpus).pieces())
+    text, pieces = bytearray(), itertools.cycle(find_text(corpus))
     while len(text) < nbytes:
         text += next(pieces).encode("ascii", "replace")
     path.write_bytes(text[:nbytes])

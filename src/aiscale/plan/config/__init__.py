@@ -8,7 +8,6 @@ from aiscale.errors import ConfigError, hint, remedy, require_writable, write_wh
 from aiscale.plan.config.layout import CompressionConfig, ParallelConfig
 from aiscale.plan.config.run import Run
 from aiscale.plan.config.sections import (
-    DataConfig,
     HFModelConfig,
     LoopConfig,
     ModelConfig,

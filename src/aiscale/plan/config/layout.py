@@ -120,8 +120,8 @@ class ParallelConfig:
         require(
             not few and not odd,
             f"{n_micro} micro-batches a step with parallel.pp {self.pp}: the {self.schedule} "
-            f"schedule needs {'one for every stage' if few else 'a multiple of pp'}: set "
-            f"loop.micro_batch so that there are {-(-n_micro // self.pp) * self.pp}",
+            f"schedule needs {'one for every stage' if few else 'a multiple of pp'}: change the "
+            f"size of a micro-batch so that there are {-(-n_micro // self.pp) * self.pp}",
         )
 
     def data_parallel(self, world_size: int) -> int:

@@ -13,7 +13,6 @@ from typing import Literal
 from aiscale.errors import ConfigError, hint, require
 from aiscale.plan.config.layout import CompressionConfig, ParallelConfig
 from aiscale.plan.config.sections import (
-    DataConfig,
     HFModelConfig,
     LoopConfig,
     ModelConfig,
@@ -27,7 +26,6 @@ class Run:
 
     name: str = "run"  #: results go to runs/NAME
     model: ModelConfig | HFModelConfig = field(default_factory=ModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     compression: CompressionConfig = field(default_factory=CompressionConfig)
@@ -41,8 +39,8 @@ class Run:
         )
         require(
             self.loop.seq_len <= self.model.max_seq_len,
-            f"loop.seq_len {self.loop.seq_len} is longer than model.max_seq_len "
-            f"{self.model.max_seq_len}: shorten the first or lengthen the second",
+            f"a sequence of {self.loop.seq_len} tokens is longer than the "
+            f"{self.model.max_seq_len} that the model reads: shorten it, or take another model",
         )
         require(
             self.compression.is_default or self.parallel.strategy == "ddp",
@@ -57,8 +55,7 @@ class Run:
         )
         require(
             self.compression.method == "none" or self.loop.precision != "fp16",
-            "compression with loop.precision fp16 would keep gradients of another loss scale: set "
-            "loop.precision=bf16",
+            "compression with fp16 would keep gradients of another loss scale: take bf16",
         )
         self.parallel.check_model(self.model)
 

@@ -1,4 +1,4 @@
-"""The sections of a `Run` that say what to train: model, data, optimizer and loop."""
+"""The sections of a `Run` that say what to train: model, optimizer and loop."""
 
 from __future__ import annotations
 
@@ -106,24 +106,6 @@ class ModelConfig(Heads):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """The corpus and its tokenizer."""
-
-    corpus: str = "embedded"  #: embedded (CPython's documentation), stdlib (its modules), or a path
-    tokenizer: Literal["byte", "char", "bpe"] = "byte"
-    bpe_vocab_size: int = 1024  #: size of the vocabulary that tokenizer bpe learns
-    val_fraction: float = 0.1  #: the end of the corpus that is held out
-    seed: int = 1337  #: of the order of the training windows
-
-    def __post_init__(self) -> None:
-        require_positive("data", self, "bpe_vocab_size")
-        require(
-            0 < self.val_fraction < 1,
-            f"data.val_fraction is {self.val_fraction}: it must lie between 0 and 1",
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """The optimizer and its learning-rate schedule."""
 
@@ -183,13 +165,10 @@ class LoopConfig:
         """(number of micro-batches, sequences in each) for one of `dp` data-parallel ranks."""
         share, whole = self.global_batch // dp, dp * (self.micro_batch or 1)
         size = self.micro_batch or share
-        remedies = {-(-self.global_batch // dp) * dp: " and loop.micro_batch=1"}
-        remedies |= {-(-self.global_batch // whole) * whole: ""}
         require(
             self.global_batch % whole == 0,
-            f"loop.global_batch {self.global_batch} is no multiple of dp {dp} x loop.micro_batch "
-            f"{self.micro_batch or 1} = {whole}: set "
-            + " or ".join(f"loop.global_batch={batch}{more}" for batch, more in remedies.items()),
+            f"a batch of {self.global_batch} sequences is no multiple of dp {dp} x micro-batch "
+            f"{self.micro_batch or 1} = {whole}: take {-(-self.global_batch // whole) * whole}",
         )
         return share // size, size
 

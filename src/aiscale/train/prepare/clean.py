@@ -30,10 +30,9 @@ from tqdm import tqdm
 from aiscale.errors import ConfigError, require_writable, write_whole
 from aiscale.train.prepare import science
 from aiscale.train.prepare.corpus import find_files, open_text
-from aiscale.train.prepare.filters import NGRAM, band_keys, ngrams, why_dropped
+from aiscale.train.prepare.filters import NGRAM, band_keys, mix, ngrams, why_dropped
 from aiscale.train.prepare.formats import LeftOut, records_of
-from aiscale.train.prepare.order import permute
-from aiscale.train.prepare.stored import TOKENIZER, Text, replacing, write_corpus
+from aiscale.train.prepare.stored import TOKENIZER, replacing, write_corpus
 from aiscale.train.prepare.tokenizers import learn
 
 CUT_CHARS = 2**15  #: a text file is cut at empty lines into documents of about this size
@@ -108,8 +107,8 @@ def clean_corpus(
 ) -> dict:
     """Clean `sources` (science, or files and folders) into `out`; returns what OUT/report.json has.
 
-    `out` then holds corpora for DataConfig.corpus: OUT/all, and OUT/DOMAIN for each domain if there
-    are several. A record's domain is its field of that name, or the folder it lies in. left_out: as
+    `out` then holds folders for --text: OUT/all, and OUT/DOMAIN for each domain if there are
+    several. A record's domain is its field of that name, or the folder it lies in. left_out: as
     prepare_corpus has it. Raises ConfigError with one line.
     """
     sources = [str(s) for s in ([sources] if isinstance(sources, str | Path) else sources)]
@@ -180,7 +179,7 @@ def kept(folder: str | Path, domain: int | None = None) -> Iterator[dict[str, st
     domain: its place among the report's; None: all.
     """
     places = np.load(Path(folder) / PLACES)
-    places = places[permute(np.arange(len(places)), len(places), 0, 0)]
+    places = places[np.argsort(mix(np.arange(len(places), dtype=np.uint64)))]
     with open(Path(folder) / DOCUMENTS, "rb") as lines:
         for offset in places[places[:, 1] == domain, 0] if domain is not None else places[:, 0]:
             lines.seek(offset)
@@ -202,12 +201,12 @@ def _tokenize(folder: Path, report: dict, vocab_size: int, progress: bool) -> No
         ("all", report["kept"], None),
         *(domains if len(domains) > 1 else []),
     ]:
-        pieces = partial(_texts, folder, number, tokenizer.separator)
         with tqdm(
             desc=name, total=facts["bytes"], unit="B", unit_scale=True, disable=not progress
         ) as bar:
             written = write_corpus(
-                Text(name, str(folder), pieces),
+                name,
+                _texts(folder, number, tokenizer.separator),
                 tokenizer,
                 folder / name,
                 report=lambda n, bar=bar: bar.update(n - bar.n),

@@ -1,194 +1,51 @@
-"""A corpus ready for training: tokenized once, cached, memory-mapped and split.
+"""The text of a corpus, in pieces: a file, a folder of files, or one of two that Python brings.
 
-    tokenizer = train_tokenizer(run.data)                  # on rank 0, which sends its JSON to all
-    corpus = open_corpus(run.data, tokenizer=tokenizer)    # every rank
-    corpus.train, corpus.val                               # tokens; slices are numpy arrays
+    for piece in find_text("my_texts/"):
+        ...
 
-Tokens are cached in $AISCALE_CACHE, else $XDG_CACHE_HOME/aiscale, else ~/.cache/aiscale, else (with
-a note on stderr) in a temporary folder that is deleted at exit. Several processes may open the same
-corpus at once.
+`embedded` is the English documentation in CPython, `stdlib` the source of its modules. Both differ
+between Python versions.
 """
 
 from __future__ import annotations
 
-import atexit
 import codecs
-import difflib
-import fcntl
 import hashlib
 import importlib
 import os
 import re
-import shutil
-import sys
 import sysconfig
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TextIO
 
-import numpy as np
-
-from aiscale.errors import ConfigError, write_whole
-from aiscale.plan.config import DataConfig
-from aiscale.train.prepare.stored import (
-    MANIFEST,
-    VERSION,
-    Text,
-    is_corpus,
-    read_corpus,
-    write_corpus,
-)
-from aiscale.train.prepare.tokenizers import Tokenizer, learn
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Training tokens, validation tokens, and the text they come from."""
-
-    name: str  #: DataConfig.corpus, or the name in a prepared folder
-    train: np.ndarray
-    val: np.ndarray  #: the end of the text
-    tokenizer: Tokenizer
-    sha256: str  #: of the text in UTF-8
-
-
-def open_corpus(data: DataConfig, *, tokenizer: Tokenizer | None = None) -> Corpus:
-    """The corpus of `data`, tokenized if it is not in the cache.
-
-    Raises ConfigError with one line, also for a prepared folder whose tokenizer is not `tokenizer`
-    or not of the kind `data.tokenizer`.
-    """
-    folder = Path(data.corpus).expanduser()
-    if is_corpus(folder):
-        tokens, manifest, tokenizer = read_corpus(folder, tokenizer)
-        _check_kind(folder, tokenizer, data)
-    else:
-        text = find_text(data.corpus)
-        tokenizer = tokenizer or train_tokenizer(data)
-        tokens, manifest, _ = read_corpus(_tokenized(text, tokenizer), tokenizer)
-    split = len(tokens) - int(len(tokens) * data.val_fraction)
-    return Corpus(manifest.name, tokens[:split], tokens[split:], tokenizer, manifest.sha256)
-
-
-def train_tokenizer(data: DataConfig) -> Tokenizer:
-    """The tokenizer for `data`, learnt from the whole corpus; a prepared folder has its own."""
-    folder = Path(data.corpus).expanduser()
-    if is_corpus(folder):
-        _, _, tokenizer = read_corpus(folder)
-        _check_kind(folder, tokenizer, data)
-        return tokenizer
-    text = find_text(data.corpus)
-    if data.tokenizer == "byte":
-        return learn("byte", ())
-    size = data.bpe_vocab_size if data.tokenizer == "bpe" else ""
-    file = cache_root() / "tokenizers" / f"{data.tokenizer}{size}-{_key(text.identity)}.json"
-    with suppress(OSError, ConfigError):
-        return Tokenizer.from_json(file.read_text(encoding="utf-8"))
-    tokenizer = learn(data.tokenizer, text.pieces(), bpe_vocab_size=data.bpe_vocab_size)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, tokenizer.to_json())
-    return tokenizer
-
-
-def _check_kind(folder: Path, tokenizer: Tokenizer, data: DataConfig) -> None:
-    if tokenizer.kind != data.tokenizer:
-        raise ConfigError(
-            f"corpus {folder} was prepared with a {tokenizer.kind} tokenizer of "
-            f"{tokenizer.vocab_size} tokens, but data.tokenizer is {data.tokenizer}: "
-            f"set data.tokenizer={tokenizer.kind}, or prepare the corpus again"
-        )
-
-
-def _tokenized(text: Text, tokenizer: Tokenizer) -> Path:
-    """The cache folder of this text with this tokenizer, written or completed if it is not whole.
-    Processes that write it at once write the same bytes, each file in one piece."""
-    name = f"{Path(text.name).stem}-{tokenizer.kind}-{_key(text.identity, tokenizer.sha256)}"
-    folder = cache_root() / "tokens" / name
-    if not (folder / MANIFEST).is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(folder.with_name(f".{name}.lock"), "w") as lock:
-            with suppress(OSError):  # some file systems on clusters have no locks
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (folder / MANIFEST).is_file():
-                write_corpus(text, tokenizer, folder)
-    return folder
-
-
-def _key(*parts: str) -> str:
-    return hashlib.sha256("\n".join([str(VERSION), *parts]).encode()).hexdigest()[:16]
-
-
-def cache_root() -> Path:
-    """The cache folder, as the module docstring says."""
-    own, xdg = os.environ.get("AISCALE_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    return _writable(Path(own or os.path.join(xdg or os.path.expanduser("~/.cache"), "aiscale")))
-
-
-@cache
-def _writable(root: Path) -> Path:
-    """`root` if it is writable, else a temporary folder, one for each process."""
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=root):
-            return root
-    except OSError as error:
-        temporary = Path(tempfile.mkdtemp(prefix="aiscale-cache-"))
-        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
-        print(
-            f"aiscale: {root} cannot be written ({error.strerror}), so tokens go to {temporary} "
-            "until this process ends: set AISCALE_CACHE to keep them",
-            file=sys.stderr,
-        )
-        return temporary
-
-
-# Sources of text ---------------------------------------------------------------------------------
-# `embedded` is the English documentation in CPython, `stdlib` the source of its modules. Both
-# differ between Python versions: their hash goes into run.json.
-
+from aiscale.errors import ConfigError
 
 BUILT_IN = ("embedded", "stdlib")
-DOWNLOADABLE = ("openwebtext", "oscar", "pile")  #: names for `aiscale data prepare NAME`
 PACKED = (".gz", ".xz", ".zst", ".bz2")
 READ_CHARS = 2**20
 UNDERLINE = re.compile(r"\s*([*=\-~^\"#])\1{2,}")
 
 
-def find_text(corpus: str) -> Text:
-    """The text of DataConfig.corpus; raises ConfigError if there is none."""
+def find_text(corpus: str) -> Iterator[str]:
+    """The text of a built-in corpus, a file or a folder; raises ConfigError if there is none."""
     if corpus == "embedded":
-        text = embedded_text()
-        return Text(corpus, hashlib.sha256(text.encode()).hexdigest(), lambda: iter([text]))
+        return iter([embedded_text()])
     files = stdlib_files() if corpus == "stdlib" else find_files(corpus)
     if records := [file for file in files if file.suffix in (".jsonl", ".parquet", *PACKED)]:
         raise ConfigError(
-            f"corpus {corpus} has {records[0]}, which holds records or is packed, and a run reads "
-            f"plain text: tokenize it first with `aiscale data prepare {corpus} --out FOLDER`, and "
-            "set data.corpus=FOLDER"
+            f"corpus {corpus} has {records[0]}, which holds records or is packed: name plain text"
         )
-    return Text(corpus, identity(files), lambda: read_files(files))
-
-
-def _remedy(corpus: str) -> str:
-    if Path(corpus).name in DOWNLOADABLE:
-        return (
-            f"make it with `aiscale data prepare {Path(corpus).name} --out {corpus}`, "
-            "or use data.corpus=embedded"
-        )
-    near = difflib.get_close_matches(corpus, BUILT_IN, n=1)
-    guess = f"did you mean {near[0]}? Else " if near else ""
-    return f"{guess}name a text file, a folder of text files, or one of {', '.join(BUILT_IN)}"
+    return read_files(files)
 
 
 def find_files(corpus: str) -> list[Path]:
     """That file, or every file below that folder, sorted by name, without hidden ones."""
     path = Path(corpus).expanduser()
     if not path.exists():
-        raise ConfigError(f"corpus {corpus!r} does not exist: {_remedy(corpus)}")
+        raise ConfigError(f"corpus {corpus!r} does not exist: name a file or a folder of files")
     files = [path]
     if path.is_dir():
         files = sorted(_files_below(path))
@@ -221,17 +78,11 @@ def _files_below(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
             raise ConfigError(f"{what}: mend the link or delete it")
 
 
-def identity(files: list[Path]) -> str:
-    """A hash of names, sizes and modification times; one of the content of 100 GB takes minutes."""
-    facts = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return hashlib.sha256(repr(facts).encode()).hexdigest()
-
-
-def read_files(files: list[Path], separator: str = "\n") -> Iterator[str]:
-    """The text of all files, joined by `separator`."""
+def read_files(files: list[Path]) -> Iterator[str]:
+    """The text of all files, joined by line ends."""
     for number, file in enumerate(files):
         if number:
-            yield separator
+            yield "\n"
         yield from _read_file(file)
 
 
@@ -309,7 +160,7 @@ def embedded_text() -> str:
     except ImportError:
         raise ConfigError(
             "this Python has no pydoc_data.topics, the text of corpus embedded: "
-            "use data.corpus=stdlib, or a text file"
+            "use stdlib, or a text file"
         ) from None
     seen: set[str] = set()
     paragraphs = []

@@ -12,12 +12,21 @@ import numpy as np
 
 from aiscale.train.prepare.corpus import read_files
 from aiscale.train.prepare.formats import LeftOut, good_records, json_lines
-from aiscale.train.prepare.order import mix
 
 NGRAM, SHINGLE, BANDS, ROWS = 13, 5, 14, 8
 #: Gopher's: an English text has two of them
 STOP_WORDS = frozenset("the be to of and that have with".split())
 WORD = re.compile(r"\w+")
+
+
+def mix(x: np.ndarray) -> np.ndarray:
+    """splitmix64's finalizer (Steele et al. 2014): each input bit flips half of the output bits."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
 _ODD = mix(np.arange(2 * BANDS * ROWS, dtype=np.uint64)) | np.uint64(1)
 _FACTORS, _TERMS = _ODD.reshape(2, -1, 1)  #: of hashes
 

@@ -11,7 +11,6 @@ library `datasets`; their addresses come from their publishers and are not teste
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -21,14 +20,7 @@ from tqdm import tqdm
 
 from aiscale.errors import ConfigError, require_writable
 from aiscale.train.prepare.clean import clean_corpus, describe
-from aiscale.train.prepare.corpus import (
-    BUILT_IN,
-    DOWNLOADABLE,
-    Text,
-    find_files,
-    find_text,
-    identity,
-)
+from aiscale.train.prepare.corpus import BUILT_IN, find_files, find_text
 from aiscale.train.prepare.filters import texts_in
 from aiscale.train.prepare.formats import (
     Document,
@@ -67,7 +59,7 @@ def prepare_corpus(
     left_out: LeftOut | None = None,
     progress: bool = True,
 ) -> Manifest:
-    """Tokenize `sources`, a name of HUB or paths, into the folder `out`, for DataConfig.corpus.
+    """Tokenize `sources`, a name of HUB or paths, into the folder `out`, for --text.
 
     tokenizer: byte, char, bpe, or the path of a tokenizer.json. field: the text's key in JSON or
     parquet records.
@@ -75,7 +67,7 @@ def prepare_corpus(
     Raises ConfigError with one line.
     """
     sources = [sources] if isinstance(sources, str | Path) else list(sources)
-    name, source, documents = _open_sources([str(s) for s in sources], field, left_out)
+    name, documents = _open_sources([str(s) for s in sources], field, left_out)
     folder = Path(out) if out else Path("corpora") / name
     if (folder / MANIFEST).exists():
         raise ConfigError(f"{folder} already holds a corpus: choose another --out, or delete it")
@@ -84,12 +76,16 @@ def prepare_corpus(
     if tokenizer == "bpe":
         pieces = _beginning(pieces, LEARN_CHARS)
     new_tokenizer = learn(tokenizer, pieces, bpe_vocab_size=bpe_vocab_size)
-    text = Text(name, source, lambda: _joined(documents(), new_tokenizer.separator))
+    pieces = _joined(documents(), new_tokenizer.separator)
     with tqdm(
         desc=f"prepare {name}", unit="B", unit_scale=True, disable=not progress, file=sys.stderr
     ) as bar:
         return write_corpus(
-            text, new_tokenizer, folder, report=lambda text_bytes: bar.update(text_bytes - bar.n)
+            name,
+            pieces,
+            new_tokenizer,
+            folder,
+            report=lambda text_bytes: bar.update(text_bytes - bar.n),
         )
 
 
@@ -112,20 +108,18 @@ def _open_sources(
     sources: list[str],
     field: str,
     left_out: LeftOut | None,
-) -> tuple[str, str, Callable]:
-    """(name, identity, a function that starts a pass over the documents)."""
-    if len(sources) == 1 and sources[0] in DOWNLOADABLE and not Path(sources[0]).exists():
-        arguments = HUB[sources[0]]
-        rows = load_rows(sources[0], **arguments)
+) -> tuple[str, Callable]:
+    """(name, a function that starts a pass over the documents)."""
+    if len(sources) == 1 and sources[0] in HUB and not Path(sources[0]).exists():
+        rows = load_rows(sources[0], **HUB[sources[0]])
 
         def downloaded() -> Iterator[Document]:
             for record in good_records(numbered(rows, sources[0]), field, left_out):
                 yield [record[field]]
 
-        return sources[0], json.dumps(arguments, sort_keys=True), downloaded
+        return sources[0], downloaded
     if len(sources) == 1 and sources[0] in BUILT_IN:
-        text = find_text(sources[0])
-        return text.name, text.identity, lambda: iter([text.pieces()])
+        return sources[0], lambda: iter([find_text(sources[0])])
     files = [file for source in sources for file in find_files(source)]
     name = Path(sources[0]).name.split(".")[0] or "corpus"
 
@@ -133,7 +127,7 @@ def _open_sources(
         for file in files:
             yield from documents_of(file, field, left_out)
 
-    return name, identity(files), in_files
+    return name, in_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -148,8 +142,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add = prepare.add_argument
     sources = (
-        f"text, JSON-lines or parquet files, folders of them, one of {', '.join(DOWNLOADABLE)}, "
-        "or science: the documentation of the scientific packages that are installed"
+        f"text, JSON-lines or parquet files, folders of them; {', '.join(BUILT_IN)}: Python's own "
+        f"documentation, its modules; {', '.join(HUB)}: downloaded; "
+        "science: the documentation of the scientific packages that are installed"
     )
     add("source", nargs="+", help=sources)
     add("--out", metavar="DIR", help="the folder for the tokens (default: corpora/NAME)")

@@ -1,6 +1,6 @@
 """Three tokenizers with one interface.
 
-    tokenizer = learn("bpe", text.pieces(), bpe_vocab_size=1024)
+    tokenizer = learn("bpe", pieces, bpe_vocab_size=1024)
     ids = tokenizer.encode("some text")    # list[int]; encode_array: numpy's, fast for megabytes
 
     byte   256 tokens, the bytes of UTF-8; nothing to learn
@@ -14,10 +14,8 @@ without a token and invalid UTF-8 are decoded as U+FFFD.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -47,11 +45,6 @@ class Tokenizer:
     def dtype(self) -> type:
         """The numpy type in which tokens are stored."""
         return np.uint16 if self.vocab_size <= 2**16 else np.uint32
-
-    @cached_property
-    def sha256(self) -> str:
-        """Equal for tokenizers that produce the same tokens; stored with them."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def to_json(self) -> str:
         return json.dumps({"kind": self.kind, **self._state()}, ensure_ascii=False)
@@ -179,8 +172,8 @@ def _learn_bpe(pieces: Iterable[str], vocab_size: int) -> BPETokenizer:
 
     if vocab_size < 257:
         raise ConfigError(
-            f"data.bpe_vocab_size is {vocab_size}: "
-            f"it must be at least 257, all bytes and {END_OF_TEXT}"
+            f"a bpe tokenizer of {vocab_size} tokens: "
+            f"it needs at least 257, all bytes and {END_OF_TEXT}: raise --vocab-size"
         )
     tokenizer = HuggingFaceTokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
