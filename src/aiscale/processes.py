@@ -213,8 +213,6 @@ def _become(argv: list[str], env: dict[str, str], cwd: str, files: list[Connecti
         os.close(server._forkserver_alive_fd)
     die_with(os.getppid())
     atexit._clear()  # what a parent would do at its end
-    if pools := sys.modules.get("concurrent.futures.thread"):
-        pools._threads_queues.clear()  # the parent's threads are not here, and nobody can join them
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_RANKS)
