@@ -13,7 +13,7 @@ import pytest
 from traitlets.config import Config
 
 from aiscale import cli
-from aiscale.site import sites
+from aiscale.site import profiles
 from aiscale.site.kernel import install, start_script
 from aiscale.site.profiles import names, site
 from ranks import wait_until
@@ -103,7 +103,7 @@ def test_nobody_else_can_read_the_variables_of_a_kernel(home, capsys):
 
 
 def test_a_kernel_of_a_site_of_ones_own_names_its_profile_to_cluster_start(home):
-    text = Path(sites.__file__).with_name("generic.toml").read_text()
+    text = Path(profiles.__file__).with_name("generic.toml").read_text()
     (home / "it's mine.toml").write_text(text.replace('name = "generic"', 'name = "mine"'))
     assert cli.main(["kernel", "install", "--site", "it's mine.toml"]) == 0
     start = home / "data/kernels/aiscale-mine/start.sh"
