@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 import json
 import re
@@ -16,7 +15,7 @@ import pytest
 
 from aiscale import lesson
 from aiscale.lesson.notebook import tags
-from answers import ANSWERS, given_away, wrong_answers
+from answers import ANSWERS, given_away, predictions, told_beside, wrong_answers
 
 ROOT = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = {notebook.name: notebook for notebook in lesson.notebooks(root=ROOT)}
@@ -128,15 +127,8 @@ def test_each_prediction_of_a_lesson_has_its_answer_in_the_table(name):
     """But for grids. An f-string's name is a pattern."""
     asked, core = set(), set()
     for cell in NOTEBOOKS[name].cells:
-        if cell.cell_type != "code" or SCRIPT.match(cell.source):
-            continue
-        whole = cell.source.replace("\\\n", "").splitlines()
-        lines = [line for line in whole if not re.match(r"\s*([%!]|\w+ = !)", line)]
-        for node in ast.walk(ast.parse("\n".join(lines))):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "predict":
-                if any(keyword.arg == "rows" for keyword in node.keywords):
-                    continue
-                said = re.sub(r"\{[^}]*\}", "*", ast.unparse(node.args[0]).removeprefix("f"))[1:-1]
+        for said, options in predictions(cell):
+            if "rows" not in options:
                 asked.add(said)
                 if "optional" not in tags(cell):
                     core.add(said)
@@ -147,6 +139,11 @@ def test_each_prediction_of_a_lesson_has_its_answer_in_the_table(name):
     assert [
         known for known in table if not any(fnmatchcase(known, said) for said in asked)
     ] == [], "asked nowhere"
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_no_heading_and_no_comment_answers_a_prediction_of_its_section(name):
+    assert told_beside(NOTEBOOKS[name].content, name) == []
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import pytest
 from nbformat.v4 import new_notebook, new_output
 
 from aiscale.lesson import MiB, guesses, predict, progress
-from answers import given_away, wrong_answers
+from answers import given_away, told_beside, wrong_answers
 from lessons import code, prose
 
 
@@ -159,7 +159,7 @@ def told(name: str, measured: object):
         # choices swapped
         ("02_ranks", "the loss without the division", "falls about as before", "rises"),
         ("02_ranks", "mpiexec -n 2 python train.py", "an error", "one training on 2 ranks"),
-        ("03_ddp", "speed-up of 4 ranks on 2 cores", 1.3, 1 / 1.3),  # inverted
+        ("03_ddp", "speed-up of 4 ranks on 8 cores", 1.3, 1 / 1.3),  # inverted
         ("03_ddp", "bytes that a rank passes to all_reduce in one step", 947716, 2 * 947716),
     ],
 )
@@ -167,3 +167,38 @@ def test_a_lesson_that_tells_a_wrong_answer_is_found(lesson, name, right, wrong)
     assert wrong_answers(told(name, right), lesson) == []
     (said,) = wrong_answers(told(name, wrong), lesson)
     assert said.startswith(f"{name!r} is {wrong!r}, but answers.toml says")
+
+
+def test_a_number_in_the_cell_that_asks_stands_above_its_answer():
+    content = executed(measured=3145728)
+    assert given_away(content) == []
+    content.cells[2].source = "guess = predict('n', None)  # 3 * MiB = 3_145_728"
+    ((cell, said),) = given_away(content)
+    assert cell == 2 and said.endswith("cell 2 shows 3_145_728")
+
+
+@pytest.mark.parametrize(
+    ("first", "comment", "found"),
+    [
+        ("## Nine gathers", "", []),
+        ("## 9 gathers", "", ["'all-gathers, forward and back': '## 9 gathers' says 9"]),
+        ("## 9 gathers\n\n## Units", "", []),  # of another section
+        (
+            "```python\nwrap(model)  # gathers 9 times\n```",
+            "",
+            ["'all-gathers, forward and back': '# gathers 9 times' says 9"],
+        ),
+        ("## Units", "  # 9", ["'all-gathers, forward and back': '# 9' says 9"]),
+        ("## Units", "  # 10, for example", []),
+    ],
+)
+def test_a_heading_or_a_comment_that_answers_is_found_without_a_run(first, comment, found):
+    asks = code(f"guess = predict('all-gathers, forward and back', None){comment}")
+    assert told_beside(new_notebook(cells=[prose(first), asks]), "05_fsdp") == found
+
+
+def test_a_choice_of_several_words_is_found_in_a_heading():
+    asks = code("predict('a step under 1F1B, against GPipe', None)")
+    assert told_beside(
+        new_notebook(cells=[prose("## As long as that"), asks]), "06_tensor_pipeline"
+    ) == ["'a step under 1F1B, against GPipe': '## As long as that' says as long"]

@@ -58,7 +58,7 @@ def build(args):
 
 
 def forward(iterator, model):
-    """What the schedule calls for each micro-batch, on each stage."""
+    """What the schedule calls, on each stage."""
     batch = next(iterator).to(device)
     places = torch.arange(T, device=device).expand(len(batch), -1)
     losses = model(batch[:, :-1], places, None, labels=batch[:, 1:])  # no mask but the causal one
