@@ -63,7 +63,7 @@ endif
 
 # Files of tests that start no ranks and no browsers.
 UNITS := choices collectives config cost cost_conventions cost_published data_clean data_corpora data_images data_order \
-	data_tokenizers machines model optim predict presets products puzzles radius_masks \
+	data_tokenizers machines model optim predict presets puzzles radius_masks \
 	readme seeds wings
 
 check: setup  ## lint, and the tests that start no processes (a minute and a half)

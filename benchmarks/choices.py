@@ -29,7 +29,6 @@ from aiscale.errors import write_whole
 from aiscale.lesson.model import GPT
 from aiscale.lesson.optim import build_optimizer
 from aiscale.plan.config import ModelConfig, OptimizerConfig
-from aiscale.train.products import Linear
 
 sys.path.append(str(Path(__file__).parents[1] / "notebooks"))
 from instruments.choices import block_scaled, held_out_loss, train, warmed
@@ -145,7 +144,7 @@ class Product(torch.autograd.Function):
 def round_products(model, rounding):
     """All layers' matrices; as NVIDIA's recipes do, embedding, head and attention stay in fp32."""
     for layer in model.blocks.modules():
-        if isinstance(layer, Linear):
+        if isinstance(layer, torch.nn.Linear):
             layer.forward = lambda x, m=layer: Product.apply(x, m.weight, rounding) + m.bias
 
 

@@ -6,7 +6,6 @@
 Each step is a forward and a backward pass, clipping and AdamW, on the same batch, of models with
 equally many parameters:
     ours            the trainers' model, loss and optimizer
-    ours by torch   the same, with all products by torch (train/products.py is off)
     transformers    its GPT-2, with its scaled-dot-product attention, the tanh GELU in one operation
     nanoGPT         its model.py and its own optimizer
     floor           the matrix products alone, into memory that is there: no framework can be faster
@@ -20,10 +19,8 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import ModuleType
-from unittest.mock import patch
 
 import torch
 import transformers
@@ -31,7 +28,6 @@ from common import Paired, arguments, check, finish, machine_facts, paired, tabl
 from torch import Tensor, nn
 
 from aiscale.measure.meter import allocated_bytes
-from aiscale.train import products
 from aiscale.train.model import build, draw, loss_of
 from aiscale.train.optimizer import make_optimizer
 from aiscale.train.options import options
@@ -60,18 +56,18 @@ QUICK_CELLS = [Cell(model="2x64", batch=2, length=64, rounds=3)]
 def measure(quick: bool = False) -> dict:
     """Everything; quick uses a tiny model and checks nothing."""
     rows = [training(cell) for cell in (QUICK_CELLS if quick else CELLS)]
-    result = {"machine": machine_facts(), "amd": products.IS_FASTER, "training": rows}
+    result = {"machine": machine_facts(), "training": rows}
     return {**result, "checks": [] if quick else checks(result)}
 
 
 def checks(result: dict) -> list[dict]:
-    """The targets of this benchmark: what oneDNN gains is there on AMD's processors only."""
-    target = 1.3 if result["amd"] else 1.0
+    """The targets of this benchmark: as fast as transformers, faster than nanoGPT."""
+    targets = {"transformers": 1.0, "nanoGPT": 1.1}
     rows = []
     for row in result["training"]:
-        for other in {"transformers", "nanoGPT"} & row["speedup"].keys():
+        for other in targets.keys() & row["speedup"].keys():
             name = f"{row['model']}, batch {row['batch']}: speed over {other}"
-            rows.append(check(name, row["speedup"][other], target, at_most=False))
+            rows.append(check(name, row["speedup"][other], targets[other], at_most=False))
     return rows
 
 
@@ -84,7 +80,6 @@ def training(cell: Cell) -> dict:
     if len(set(sizes.values())) > 1:
         raise RuntimeError(f"these models are not the same: {sizes}")
     acts = {name: step for name, (step, _) in steps.items()}
-    acts["ours by torch"] = partial(by_torch, acts["ours"])
     acts["floor"] = products_step(cell)
     timing = paired(acts, cell.rounds)
     return {
@@ -179,11 +174,6 @@ def a_step(model: nn.Module, optimizer, loss: Callable) -> tuple[Callable[[], No
         optimizer.zero_grad()
 
     return step, sum(weight.numel() for weight in model.parameters())
-
-
-def by_torch(step: Callable[[], None]) -> None:
-    with patch.object(products, "IS_FASTER", False):
-        step()
 
 
 def products_step(cell: Cell) -> Callable[[], None]:

@@ -16,7 +16,6 @@ from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attentio
 
 from aiscale.train.normal import normal, slices
 from aiscale.train.presets import entries_of, is_ours, shape_of
-from aiscale.train.products import Linear
 
 #: The last matrix of each branch, by its name in our model and in transformers' ones.
 OUTPUTS = ("out", "down", "c_proj", "out_proj", "fc_out", "o_proj", "down_proj", "dense_4h_to_h")
@@ -33,8 +32,8 @@ class Block(nn.Module):
         super().__init__()
         self.head_width = width // heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.query, self.key, self.value, self.out = (Linear(width, width) for _ in range(4))
-        self.up, self.down = Linear(width, 4 * width), Linear(4 * width, width)
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):  # (B, T, D)
         h = self.norm1(x)
@@ -62,7 +61,7 @@ class GPT(nn.Module):
         self.tied = shape.tied
         self.embed = Embedding(shape.width, shape.vocabulary, shape.context)
         self.blocks = nn.ModuleList(Block(shape.width, shape.heads) for _ in range(shape.layers))
-        logits = Linear(shape.width, shape.vocabulary, bias=False)
+        logits = nn.Linear(shape.width, shape.vocabulary, bias=False)
         self.head = nn.Sequential(nn.LayerNorm(shape.width), logits)
         self.tie_weights()
 

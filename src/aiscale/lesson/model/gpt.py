@@ -26,7 +26,6 @@ from aiscale.errors import ConfigError
 from aiscale.lesson.model.positions import distance_scores, place, rotate, sinusoids
 from aiscale.plan.config import ModelConfig
 from aiscale.plan.config.choices import ACTIVATIONS as CHOICES
-from aiscale.train.products import Linear
 
 ACTIVATIONS = {
     # GPT-2's: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
@@ -53,8 +52,8 @@ class Attention(nn.Module):
         self.n_head, self.kv_heads, self.d_head = config.n_head, config.kv_heads, config.d_head
         # One product computes queries, keys and values of all heads: weight rows [H C | G C | G C].
         rows = (config.n_head + 2 * config.kv_heads) * config.d_head
-        self.qkv = Linear(config.d_model, rows, bias=config.bias)
-        self.out = Linear(config.d_model, config.d_model, bias=config.bias)
+        self.qkv = nn.Linear(config.d_model, rows, bias=config.bias)
+        self.out = nn.Linear(config.d_model, config.d_model, bias=config.bias)
         self.position = config.position
         if self.position in ("shaw", "huang"):  # a vector for each distance, the same for all heads
             self.distance_embedding = nn.Embedding(config.relative_distance + 1, config.d_head)
@@ -93,8 +92,8 @@ class MLP(nn.Module):
         self.activation, self.gated = ACTIVATIONS[CHOICES[config.activation].function], config.gated
         # A gate needs two products of the input: one matrix with rows [gate | value].
         rows = config.ff_width * (2 if self.gated else 1)
-        self.up = Linear(config.d_model, rows, bias=config.bias)
-        self.down = Linear(config.ff_width, config.d_model, bias=config.bias)
+        self.up = nn.Linear(config.d_model, rows, bias=config.bias)
+        self.down = nn.Linear(config.ff_width, config.d_model, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B,T,D) -> (B,T,D)."""
@@ -147,7 +146,7 @@ class GPT(nn.Module):
             # With DeepNorm the last block has normed.
             self.norm = nn.Identity() if config.norm == "deepnorm" else make_norm(config)
             if not config.tied:
-                self.head = Linear(config.d_model, config.vocab_size, bias=False)
+                self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.to_empty(device=torch.get_default_device())
         self.init_weights()
 
