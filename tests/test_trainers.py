@@ -460,6 +460,11 @@ def test_stages_cannot_share_a_tied_head():
     assert misfit(parse(["--tp", "1", "--pp", "2"]), 2) is None
 
 
+def test_radius_needs_an_interval():
+    args = options.options("radius").parse_args(["--interval", "0"])
+    assert "--interval 0: every step is dense at 1, which is the least" in misfit(args, 2)
+
+
 def test_tp_pp_refuses_what_it_would_pass_over():
     parse = options.options("tp_pp").parse_args
     assert "--bf16: tp_pp computes in fp32 and fp64 only" in misfit(parse(["--bf16"]), 4)

@@ -9,5 +9,5 @@ os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
 
 if sys.argv[0] == "-m":
     # `python -m aiscale.train.ddp` is starting. A scheduler's signal may come before torch is
-    # imported: it waits until job.py has a handler.
+    # imported: it waits until ranks.py has a handler.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})

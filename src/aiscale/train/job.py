@@ -76,7 +76,7 @@ class Job:
                     file.write("stopped\n")
 
     def log(self, step, loss, norm):
-        """Takes note of a step. What it found is printed and recorded one step later.
+        """Keeps a step's numbers. The next call, a pause or the end prints and records them.
 
         norm: of the gradient, before clipping; None if the library does not tell it.
         """

@@ -27,6 +27,8 @@ def misfit(args: argparse.Namespace, ranks: int) -> str | None:
         rule = f"{copies} copies of the model x --micro-batch {args.micro_batch}"
         smallest = math.ceil(args.batch / together) * together
         return f"--batch is {args.batch}: it must be a multiple of {rule}, such as {smallest}"
+    if getattr(args, "interval", 1) < 1:
+        return f"--interval {args.interval}: every step is dense at 1, which is the least"
     if getattr(args, "stage", 0) > 0 and args.optimizer == "lamb":
         rule = "DeepSpeed cuts the tensors whose norms LAMB needs: take --stage 0, or fsdp"
         return f"--optimizer lamb with --stage {args.stage}: {rule}"

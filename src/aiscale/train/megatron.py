@@ -46,7 +46,7 @@ def build(args):
 
 
 def forward(iterator, model):
-    """What the schedule calls for each micro-batch, on each stage."""
+    """What the schedule calls, on each stage."""
     batch = next(iterator).to(device)
     T = batch.shape[1] - 1
     places = torch.arange(T, device=device).expand(len(batch), -1)
