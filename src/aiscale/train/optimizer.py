@@ -8,11 +8,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 
-def make_optimizer(model, args, fused=True):
-    """Weight decay on matrices, none on biases and norms.
-
-    fused: all of a step in one operation, which cannot mix sharded and whole tensors.
-    """
+def make_optimizer(model, args, **options):
+    """Weight decay on matrices, none on biases and norms."""
     matrices = [weight for weight in model.parameters() if weight.dim() > 1]
     vectors = [weight for weight in model.parameters() if weight.dim() < 2]
     groups = [
@@ -22,8 +19,7 @@ def make_optimizer(model, args, fused=True):
     groups = [group for group in groups if group["params"]]
     if args.optimizer == "lamb":
         return Lamb(groups, lr=args.lr, betas=(0.9, args.beta2))
-    betas = (0.9, args.beta2)
-    return torch.optim.AdamW(groups, lr=args.lr, betas=betas, fused=fused, foreach=False)
+    return torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, args.beta2), **options)
 
 
 def rate(step, args):

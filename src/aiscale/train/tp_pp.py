@@ -64,7 +64,7 @@ def main(args):
     stage = PipelineStage(model, my_stage, args.pp, device, group=pipeline)
     schedule = Schedule1F1B(stage, args.batch // dp // args.micro_batch, loss_fn=loss_of)
     # with DTensors
-    optimizer = make_optimizer(model, args, fused=False)
+    optimizer = make_optimizer(model, args, foreach=False)
     first = load(args.save, model, optimizer)
     windows, _, text = read_windows(args)
     job = Job(args, optimizer, first, text)

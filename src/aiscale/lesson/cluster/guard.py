@@ -39,7 +39,7 @@ def main() -> None:
     for harmless in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(harmless, signal.SIG_IGN)
     # Last: it may be site-packages.
-    sys.path.append(os.path.abspath(os.path.join(__file__, *[".."] * 3)))
+    sys.path.append(os.path.abspath(os.path.join(__file__, *[".."] * 4)))
     from aiscale.processes import kill_marked
 
     kernel = os.getppid()
