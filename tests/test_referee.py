@@ -259,6 +259,8 @@ def test_the_referee_needs_torch_alone():
     code += "print(sorted(new - {'aiscale', 'torch'} - set(sys.stdlib_module_names)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+    for file in Path(trace.__file__).parent.glob("*.py"):
+        assert ".numpy(" not in file.read_text(), f"{file}: torch may be here without numpy"
 
 
 def test_a_verdict_has_one_status_in_words_and_in_json():

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from aiscale.measure.referee.modules import tensors_in
 from aiscale.measure.referee.recorder import Recorder
+from aiscale.measure.referee.trace import bytes_of
 
 
 def watch_losses(recorder: Recorder) -> None:
@@ -59,7 +60,7 @@ def watch_orders(recorder: Recorder) -> None:
     def randperm(*args, **kwargs):
         drawn = original(*args, **kwargs)
         if drawn.numel() > 1:
-            digest = hashlib.sha1(drawn.detach().cpu().numpy()).hexdigest()[:12]
+            digest = hashlib.sha1(bytes_of(drawn)).hexdigest()[:12]
             recorder.orders.append((drawn.numel(), digest))
         return drawn
 
@@ -91,7 +92,7 @@ def leave_out_dropout(recorder: Recorder) -> None:
 
 def _drawn(recorder: Recorder) -> None:
     recorder.notes.add("dropout")
-    state = hashlib.sha1(torch.get_rng_state().numpy()).hexdigest()[:12]
+    state = hashlib.sha1(bytes_of(torch.get_rng_state())).hexdigest()[:12]
     recorder.step["generator"] = recorder.step["generator"] or state
     torch.rand(1)  # the generator goes on, as it would
 

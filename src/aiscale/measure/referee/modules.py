@@ -41,8 +41,7 @@ def hashes_of_rows(tensor: torch.Tensor) -> list[str]:
 
 
 def _hash(row: torch.Tensor) -> str:
-    copied = row.flatten().clone(memory_format=torch.contiguous_format)
-    return hashlib.sha1(copied.view(torch.uint8).numpy()).hexdigest()[:12]
+    return hashlib.sha1(trace.bytes_of(row)).hexdigest()[:12]
 
 
 def is_plain_float(output) -> bool:

@@ -11,6 +11,8 @@ import hashlib
 
 import torch
 
+from aiscale.measure.referee.trace import bytes_of
+
 _KINDS = ("weights", "buffers", "local", "before_clip", "grad", "states")
 
 
@@ -42,7 +44,7 @@ def _is_constant(values: torch.Tensor) -> bool:
 
 def _fingerprint(piece: dict) -> str:
     digest = hashlib.sha1(str(piece["shape"]).encode())
-    digest.update(piece["values"].contiguous().flatten().view(torch.uint8).numpy())
+    digest.update(bytes_of(piece["values"]))
     return digest.hexdigest()
 
 

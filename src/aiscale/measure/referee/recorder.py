@@ -103,7 +103,7 @@ class Recorder:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-                digest.update(local.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+                digest.update(trace.bytes_of(local))
         self.digests.append(digest.hexdigest())
 
     def seen_enough(self) -> bool:
@@ -167,7 +167,7 @@ class Recorder:
 
 def generators() -> dict[str, str]:
     """Digests of the states from which random numbers are drawn."""
-    states = {"torch": torch.get_rng_state().numpy().tobytes(), "random": random.getstate()}
+    states = {"torch": trace.bytes_of(torch.get_rng_state()), "random": random.getstate()}
     if "numpy" in sys.modules:
         states["numpy"] = sys.modules["numpy"].random.get_state(legacy=True)[1:3]
     found = {}

@@ -10,6 +10,7 @@ lengths and angles to some percent."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -25,6 +26,12 @@ _BLOCK = 2**20  #: entries sketched at a time
 EMPTY = {"ended": "lost", "steps": [], "modules": [], "tied": [], "losses": [], "digests": []}
 EMPTY |= {"unseen": [], "notes": [], "libraries": [], "traffic": {}, "connected": False}
 EMPTY |= {"orders": []}
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    """What a tensor holds. Without numpy, which torch itself does not need."""
+    whole = tensor.detach().cpu().contiguous()
+    return ctypes.string_at(whole.data_ptr(), whole.nbytes)
 
 
 def empty_step() -> dict:
