@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from aiscale.lesson.model import GPT
-from aiscale.lesson.optim import build_optimizer, clip_, lr_at
+from aiscale.lesson.optim import build_optimizer, clip_
 from aiscale.plan.config import ModelConfig, OptimizerConfig
 
 
@@ -51,46 +51,6 @@ def test_sgd_uses_momentum():
         bias.grad = torch.ones_like(bias)
         optimizer.step()
     torch.testing.assert_close(bias.detach(), torch.full_like(bias, -0.1 - 0.15))
-
-
-COSINE = OptimizerConfig(lr=1.0, min_lr=0.2, warmup_steps=3)
-
-
-@pytest.mark.parametrize(
-    "schedule, expected",
-    [
-        # 3 warm-up steps of 8: the peak at step 3, four steps down to the last, step 7
-        (
-            "cosine",
-            [
-                0.25,
-                0.5,
-                0.75,
-                1.0,
-                0.2 + 0.8 * 0.8535533905932737,
-                0.6,
-                0.2 + 0.8 * 0.14644660940672627,
-                0.2,
-            ],
-        ),
-        ("linear", [0.25, 0.5, 0.75, 1.0, 0.8, 0.6, 0.4, 0.2]),
-        ("constant", [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0]),
-    ],
-)
-def test_the_schedule_has_the_values_computed_by_hand(schedule, expected):
-    config = OptimizerConfig(lr=1.0, min_lr=0.2, warmup_steps=3, schedule=schedule)
-    assert [lr_at(step, 8, config) for step in range(8)] == pytest.approx(expected, abs=1e-12)
-
-
-def test_the_schedule_handles_edge_cases():
-    assert lr_at(0, 1, OptimizerConfig(lr=0.5)) == 0.5  # a run of one step trains at the peak
-    assert lr_at(100, 8, COSINE) == pytest.approx(0.2)  # after the end it stays at min_lr
-    # a run shorter than its warm-up
-    assert lr_at(5, 4, OptimizerConfig(lr=1.0, warmup_steps=9)) == pytest.approx(0.6)
-    early = OptimizerConfig(lr=1.0, min_lr=0.2, warmup_steps=3, decay_steps=8)
-    assert [lr_at(step, 20, early) for step in range(20)] == [
-        lr_at(step, 8, COSINE) for step in range(20)
-    ]
 
 
 @pytest.mark.parametrize("max_norm, scale", [(1.0, 0.2), (10.0, 1.0), (0, 1.0)])

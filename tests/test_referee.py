@@ -56,6 +56,7 @@ CORRECT = {
     "ddp on four": ("train_ddp.py", (), 4),
     "fsdp on three": ("train_fsdp.py", ("--batch", "12"), 3),
     "fsdp on four": ("train_fsdp.py", (), 4),
+    "zero in bf16": ("train_zero.py", ("--config", str(OTHERS / "zero_bf16.json")), 2),
     "zero on three": ("train_zero.py", ("--batch", "12"), 3),
     "zero on four": ("train_zero.py", (), 4),
     "profiled on four": ("train_profiled.py", (), 4),

@@ -244,13 +244,16 @@ def _seeded(seed: int) -> Iterator[None]:
     """New random numbers for a grader; the notebook's own go on as if nothing had happened."""
     import torch
 
-    before = random.getstate(), np.random.get_state()
+    of_python, of_numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
-        random.seed(seed), np.random.seed(seed), torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
         try:
             yield
         finally:
-            random.setstate(before[0]), np.random.set_state(before[1])
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ learning rate and one schedule.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import torch
@@ -200,27 +199,6 @@ def _norm(local: Tensor, like: Tensor) -> Tensor:
         parts = [Partial() if place.is_shard() else Replicate() for place in like.placements]
         square = DTensor.from_local(square, like.device_mesh, parts).full_tensor()
     return square.sqrt()
-
-
-def lr_at(step: int, total_steps: int, config: OptimizerConfig) -> float:
-    """The learning rate of optimizer step `step`, 0-based.
-
-    Linear warm-up over warmup_steps (step warmup_steps is the first at the peak), then constant; or
-    a half cosine or a line down to min_lr at the last step, or the last of decay_steps; or
-    inverse_sqrt: falling as 1 / sqrt(step), as in Vaswani et al. 2017, but never below min_lr.
-    """
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / (config.warmup_steps + 1)
-    if config.schedule == "constant":
-        return config.lr
-    if config.schedule == "inverse_sqrt":
-        return max(config.min_lr, config.lr * ((config.warmup_steps + 1) / (step + 1)) ** 0.5)
-    falling = max(1, (config.decay_steps or total_steps) - 1 - config.warmup_steps)
-    progress = min(1.0, (step - config.warmup_steps) / falling)
-    remaining = (
-        1 - progress if config.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
-    )
-    return config.min_lr + (config.lr - config.min_lr) * remaining
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

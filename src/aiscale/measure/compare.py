@@ -65,8 +65,9 @@ def compare(folders: Sequence[str | Path]) -> list[dict]:
         loss = by_seed.get(run["seed"], mean_loss)
         return {step: loss[step] - value for step, value in run["loss"].items() if step in loss}
 
-    return [
-        {
+    def row(group: list[dict]) -> dict:
+        """Of the runs with the same settings."""
+        return {
             "runs": [str(run["path"]) for run in group],
             "ranks": group[0]["settings"]["ranks"],
             "seeds": len({run["seed"] for run in group}),
@@ -80,8 +81,8 @@ def compare(folders: Sequence[str | Path]) -> list[dict]:
             "loss_error": _curve([loss_error(run) for run in group]),
             "val_ppl_curve": _curve([run["val_ppl"] for run in group]),
         }
-        for group in groups.values()
-    ]
+
+    return [row(group) for group in groups.values()]
 
 
 def _read(path: Path) -> dict:

@@ -44,9 +44,8 @@ def run(args: argparse.Namespace) -> int:
         result |= {"within_10_pct": sum(near), "of": len(near), "cells": entries}
     else:
         study = read_study(args.study)
-        os.environ.setdefault(
-            "TORCH_CPP_LOG_LEVEL", "ERROR"
-        )  # for ranks: the profiler would warn in each run
+        # For ranks: the profiler would warn in each run.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         rows = run_study(study, args.out or f"runs/{study.name}", args.budget)
         result = {"study": study.name, "machines": [facts(rows)], "cells": summary(rows)}
     if args.json:

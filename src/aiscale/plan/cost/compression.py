@@ -23,12 +23,10 @@ from collections.abc import Sequence
 from math import prod
 
 from aiscale.errors import ConfigError
-from aiscale.plan.config import CompressionConfig, Run
+from aiscale.plan.config import Run
 from aiscale.plan.cost.memory import WIDE
 from aiscale.plan.cost.parameters import parameter_count, parameter_shapes
 
-#: torch's PowerSGD needs DDP's final buckets, which exist from the second step on.
-FIRST_POWERSGD_STEP = 2
 INDEX_BYTES = 4
 
 Traffic = dict[tuple[str, str], int]  #: payload bytes by (collective, group)
@@ -42,15 +40,6 @@ def is_exempt(name: str) -> bool:
 def kept_entries(density: float, numel: int) -> int:
     """k, the number of entries sent of a tensor of `numel`."""
     return max(math.floor(density * numel), 1)
-
-
-def is_dense_step(config: CompressionConfig, step: int) -> bool:
-    """Whether step `step` of Radius, 0-based, is dense.
-
-    Those of the warm-up (at least one step), then every T-th.
-    """
-    last_of_warmup = max(config.warmup_steps, 1) - 1
-    return step <= last_of_warmup or (step - last_of_warmup) % config.interval == 0
 
 
 def sent_entries(run: Run) -> tuple[int, int]:
