@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import nbformat
@@ -75,6 +76,17 @@ def write(notebook, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, path)
     return path
+
+
+def run_script_cells(shell, notebook: Notebook, folder: Path) -> set[str]:
+    """Run the cells of a lesson that write and change scripts; returns the names of these."""
+    written = set()
+    for cell in notebook.cells:
+        if magic := re.match(r"%%(write|change) (.*)\n", cell.source):
+            line = magic[2].replace("{folder}", str(folder))
+            shell.run_cell_magic(magic[1], line, cell.source[magic.end() :] + "\n")
+            written.add(Path(line.split()[-1]).name)
+    return written
 
 
 def secrets(source: Path) -> set[str]:

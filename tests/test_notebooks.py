@@ -15,6 +15,7 @@ import pytest
 
 from aiscale import lesson
 from aiscale.lesson.notebook import tags
+from aiscale.lesson.workbooks import find
 from answers import ANSWERS, given_away, predictions, told_beside, wrong_answers
 
 ROOT = Path(__file__).parents[1] / "notebooks"
@@ -111,9 +112,10 @@ def minutes_of(name):
     words = sum(any(map(str.isalnum, word)) for word in text.split())
     lines = sum(bool(line.strip()) for line in code.splitlines())
     exercises = set(re.findall(r'(?:NotImplementedError|check)\("([\w.]+)"', code))
+    written = sum(find(id)[1].minutes if id[3:].isalpha() else 10 for id in exercises)
     figures = sum(bool(DRAWS.search(cell.source)) for cell in core) + prose.count("![")
     predictions = len(re.findall(r"(?<![.\w])predict\(", code))
-    return words / 130 + lines / 6 + 2 * predictions + 4 * len(exercises) + figures + 45 / 60
+    return words / 130 + lines / 6 + 2 * predictions + written + figures + 45 / 60
 
 
 @pytest.mark.parametrize("name", LESSONS)

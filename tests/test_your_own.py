@@ -20,9 +20,10 @@ from IPython.core.interactiveshell import InteractiveShell
 from torch.nn.functional import cross_entropy
 
 from aiscale import lesson
-from aiscale.lesson import scripts
+from aiscale.lesson import gaps, scripts, workbooks, written
 from aiscale.measure.distributed import rendezvous
 from centre import Cluster
+from lessons import run_script_cells
 from ranks import said_on_two_nodes
 
 ROOT = Path(__file__).parents[1]
@@ -97,27 +98,26 @@ def assert_equal(found, serial) -> None:
 )
 def test_what_the_cells_of_a_lesson_write_lies_in_your_own(notebook, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    shell, written = InteractiveShell.instance(), set()
+    shell = InteractiveShell.instance()
     code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
     assert len(re.findall(r"^\s*(?:for |\w+, )?folder(?: =|, )", code, re.M)) <= 1, (
         "another value than the parameter's"
     )
     scripts.load_ipython_extension(shell)
-    for cell in notebook.cells:
-        if magic := re.match(r"%%(write|change) (.*)\n", cell.source):
-            line = magic[2].replace("{folder}", str(tmp_path))
-            shell.run_cell_magic(magic[1], line, cell.source[magic.end() :] + "\n")
-            written.add(Path(line.split()[-1]).name)
-    for name in written:
-        assert (tmp_path / name).read_text() == (SCRIPTS / name).read_text()
+    for name in run_script_cells(shell, notebook, tmp_path):
+        short, fillings = gaps.collapsed((tmp_path / name).read_text())
+        for id in gaps.gaps_in(short):
+            fillings[id] = gaps.Filling(workbooks.find(id)[1].lines)
+        found = gaps.without_marks(gaps.expanded(short, fillings))
+        assert found == (SCRIPTS / name).read_text()
 
 
 def test_a_script_edited_by_hand_is_kept(tmp_path):
     script = tmp_path / "train.py"
-    scripts.write(script, "first\n")
-    scripts.write(script, "second\n")
+    written.write(script, "first\n")
+    written.write(script, "second\n")
     script.write_text("mine\n")
-    assert "train.1.py" in scripts.write(script, "second\n")
+    assert "train.1.py" in written.write(script, "second\n")
     assert {path.name: path.read_text() for path in tmp_path.glob("*.py")} == {
         "train.py": "second\n",
         "train.1.py": "mine\n",
@@ -126,7 +126,7 @@ def test_a_script_edited_by_hand_is_kept(tmp_path):
 
 def test_a_script_written_before_others_is_still_known_as_written_here(tmp_path):
     for name, text in (("a.py", "first\n"), ("b.py", "other\n"), ("a.py", "second\n")):
-        scripts.write(tmp_path / name, text)
+        written.write(tmp_path / name, text)
     assert sorted(path.name for path in tmp_path.glob("*.py")) == ["a.py", "b.py"]
 
 

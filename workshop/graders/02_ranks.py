@@ -5,7 +5,75 @@ import random
 import numpy as np
 import torch
 
+from aiscale.lesson.gap_grader import Gap
 from aiscale.lesson.grading import exercise, require, same, same_on_ranks
+
+# 02.a ---------------------------------------------------------------------------------------------------------------
+
+mean_over_ranks = Gap(
+    "02.a",
+    "The mean over the ranks",
+    "train_ranks.py",
+    minutes=6,
+    hints=[
+        "After the micro-batches, `weight.grad` of each of `model.parameters()` comes from this rank's share alone.",
+        "`dist.all_reduce(tensor, op)` writes the result into the tensor itself. `dist.ReduceOp.AVG` divides, too. The "
+        "loss that is printed needs the same.",
+    ],
+    solution="""
+        for weight in model.parameters():
+            dist.all_reduce(weight.grad, dist.ReduceOp.AVG)
+        dist.all_reduce(loss, dist.ReduceOp.AVG)  # each rank knows the loss of its own share
+    """,
+)
+
+mean_over_ranks.refuses(
+    "a sum",
+    "summed over ranks, not averaged",
+    """
+    for weight in model.parameters():
+        dist.all_reduce(weight.grad)
+    dist.all_reduce(loss, dist.ReduceOp.AVG)
+    """,
+)
+mean_over_ranks.refuses("nothing is sent", "never averaged", "pass")
+mean_over_ranks.refuses(
+    "weights for gradients",
+    "never averaged",
+    """
+    for weight in model.parameters():
+        dist.all_reduce(weight.data, dist.ReduceOp.AVG)
+    dist.all_reduce(loss, dist.ReduceOp.AVG)
+    """,
+)
+mean_over_ranks.refuses(
+    "on rank 0 alone",
+    "a condition on the rank",
+    """
+    if rank == 0:
+        for weight in model.parameters():
+            dist.all_reduce(weight.grad, dist.ReduceOp.AVG)
+    dist.all_reduce(loss, dist.ReduceOp.AVG)
+    """,
+)
+mean_over_ranks.refuses(
+    "divided twice",
+    "divided by the number of ranks twice",
+    """
+    for weight in model.parameters():
+        dist.all_reduce(weight.grad, dist.ReduceOp.AVG)
+        weight.grad /= world_size
+    dist.all_reduce(loss, dist.ReduceOp.AVG)
+    """,
+)
+mean_over_ranks.refuses(
+    "the loss of rank 0",
+    "is the mean",
+    """
+    for weight in model.parameters():
+        dist.all_reduce(weight.grad, dist.ReduceOp.AVG)
+    """,
+)
 
 # 02.1 ---------------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import os
 
 import torch
 from checkpoint import load, save
+from llama import Llama
 from model import GPT, TEXT, loss_of, read_windows
 
 # torchrun tells each process who it is, in RANK and WORLD_SIZE; without RANK it is rank 0 of 1.
@@ -33,7 +34,7 @@ def batches(windows, steps, size, rank=rank, world_size=world_size):
 def main(args):
     assert args.batch % (world_size * args.micro_batch) == 0, f"--batch is no multiple of {world_size} x --micro-batch"
     torch.manual_seed(0)
-    model = GPT().to(device)
+    model = (Llama() if args.llama else GPT()).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     first = load(args.save, model, optimizer)
     windows = read_windows(args.text)
@@ -62,5 +63,6 @@ if __name__ == "__main__":
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--save", default="checkpoint", help="training goes on from it")
     parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
+    parser.add_argument("--llama", action="store_true", help="train the model of llama.py")
     main(parser.parse_args())
     gc.freeze()  # or Python, when it ends, searches all objects of torch: a second a rank

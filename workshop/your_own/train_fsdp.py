@@ -11,6 +11,7 @@ import os
 
 import torch
 import torch.distributed as dist
+from llama import Llama
 from model import GPT, TEXT, loss_of, read_windows
 from sharded_checkpoint import load, save
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -36,7 +37,7 @@ def main(args):
     dist.init_process_group()  # waits for all ranks; NCCL between GPUs, gloo between CPUs
     assert args.batch % (world_size * args.micro_batch) == 0, f"--batch is no multiple of {world_size} x --micro-batch"
     torch.manual_seed(0)
-    model = GPT().to(device)
+    model = (Llama() if args.llama else GPT()).to(device)
     dtype = torch.bfloat16 if args.bf16 else None
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for block in model.blocks:
@@ -75,6 +76,7 @@ if __name__ == "__main__":
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--save", default="checkpoint", help="training goes on from it")
     parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
+    parser.add_argument("--llama", action="store_true", help="train the model of llama.py")
     parser.add_argument("--bf16", action="store_true", help="compute and gather in bf16")
     main(parser.parse_args())
     gc.freeze()  # or Python, when it ends, searches all objects of torch: a second a rank

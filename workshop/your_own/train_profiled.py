@@ -15,6 +15,7 @@ from itertools import islice
 import torch
 import torch.distributed as dist
 from checkpoint import load, save
+from llama import Llama
 from model import GPT, TEXT, loss_of, read_windows
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile, schedule
@@ -53,7 +54,7 @@ def main(args):
     dist.init_process_group()  # waits for all ranks; NCCL between GPUs, gloo between CPUs
     assert args.batch % (world_size * args.micro_batch) == 0, f"--batch is no multiple of {world_size} x --micro-batch"
     torch.manual_seed(0)
-    model = GPT().to(device)
+    model = (Llama() if args.llama else GPT()).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     first = load(args.save, model, optimizer)
     model = DistributedDataParallel(model)
@@ -97,6 +98,7 @@ if __name__ == "__main__":
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--save", default="checkpoint", help="training goes on from it")
     parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
+    parser.add_argument("--llama", action="store_true", help="train the model of llama.py")
     parser.add_argument("--workers", type=int, default=0, help="processes that read ahead, for each rank")
     main(parser.parse_args())
     gc.freeze()  # or Python, when it ends, searches all objects of torch: a second a rank

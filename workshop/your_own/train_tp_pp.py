@@ -11,6 +11,7 @@ import os
 
 import torch
 import torch.distributed as dist
+from llama import Llama
 from model import GPT, TEXT, loss_of, read_windows
 from sharded_checkpoint import load, save
 from torch import nn
@@ -68,7 +69,7 @@ def main(args):
     torch.manual_seed(0)
     mesh = init_device_mesh(device.type, (dp, args.pp, args.tp), mesh_dim_names=("dp", "pp", "tp"))
     data, pipeline, my_stage = mesh.get_group("dp"), mesh.get_group("pp"), mesh.get_local_rank("pp")
-    model = GPT().to(device)
+    model = (Llama() if args.llama else GPT()).to(device)
     cut(model, my_stage, args.pp)
     for block in model.blocks:
         if not isinstance(block, nn.Identity):
@@ -108,6 +109,7 @@ if __name__ == "__main__":
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--save", default="checkpoint", help="training goes on from it")
     parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
+    parser.add_argument("--llama", action="store_true", help="train the model of llama.py")
     parser.add_argument("--tp", type=int, default=2, help="ranks that share each matrix")
     parser.add_argument("--pp", type=int, default=2, help="stages of the pipeline")
     main(parser.parse_args())

@@ -14,6 +14,7 @@ from __future__ import annotations
 import html
 
 from aiscale.lesson import cluster, progress
+from aiscale.lesson.gap_grader import Gap
 from aiscale.lesson.grading import Exercise, Graded
 from aiscale.lesson.workbooks import find, solution_of
 
@@ -32,8 +33,10 @@ def check(id: str, *, hint: int = 0, solution: bool = False) -> Graded | None:
 
     shell = progress.shell()
     verdict = task.graded(shell.user_ns if shell else vars(__main__), cluster.current())
-    if verdict.state == "empty":
-        progress.show(f"{id}: {verdict.text}", None, check=id, state="empty")
+    if verdict.state in ("empty", "unknown"):
+        progress.show(f"{id}: {verdict.text}", None, check=id, state=verdict.state)
+        if isinstance(task, Gap):  # it counts as open
+            progress.save("exercises", id, entry, lesson)
         return verdict
     tried(entry, verdict.state)
     if entry["state"] != "right" and (entry["tries"] > 1 or entry["hints"]):  # as the ladder says
@@ -64,7 +67,7 @@ def tried(entry: dict, state: str) -> None:
         entry |= {"tries": entry["tries"] + 1, "state": state}
 
 
-def _ladder(task: Exercise, entry: dict) -> str:
+def _ladder(task: Exercise | Gap, entry: dict) -> str:
     shown, steps = entry["hints"], len(task.hints)
     lines = [
         f"Hint {number} of {steps}: {text}" for number, text in enumerate(task.hints[:shown], 1)
@@ -80,16 +83,15 @@ def _ladder(task: Exercise, entry: dict) -> str:
     return "\n" + "\n".join(lines)
 
 
-def _show_solution(lesson: str, task: Exercise, entry: dict) -> None:
+def _show_solution(lesson: str, task: Exercise | Gap, entry: dict) -> None:
     if entry["hints"] < len(task.hints) and entry["state"] != "right":
         progress.show(
             f"{task.id}: the solution is at the end of the ladder{_ladder(task, entry)}", "near"
         )
         return
     source = (
-        solution_of(lesson, task.id)
-        or "workshop/solutions is not on this machine: ask your instructor for it"
-    )
+        task.lines if isinstance(task, Gap) else solution_of(lesson, task.id)
+    ) or "workshop/solutions is not on this machine: ask your instructor for it"
     head = f"{task.id}: a solution"
     page = f'<b>{head}</b><pre style="padding: 0.5em 0.8em">{html.escape(source)}</pre>'
     progress.show(f"{head}\n{source}", "near", page)
@@ -112,7 +114,7 @@ def card() -> None:
     )
     entries = [entry for lesson in lessons.values() for entry in lesson["exercises"].values()]
     right = [entry for entry in entries if entry["state"] == "right"]
-    title = f"{len(right)} of {len(entries)} exercises that you tried are done"
+    title = f"{len(right)} of {len(entries)} exercises and gaps that you came by are done"
     grades = [
         made["grade"]
         for lesson in lessons.values()

@@ -48,7 +48,7 @@ class Empty(Exception):
 
 @dataclass(frozen=True)
 class Graded(Shown):
-    state: str  #: right, wrong or empty
+    state: str  #: right, wrong, empty, or unknown if a gap cannot be judged
     text: str  #: what the grader says of it
 
 

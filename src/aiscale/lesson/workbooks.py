@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiscale.errors import write_whole
+from aiscale.lesson.gap_grader import Gap
 from aiscale.lesson.grading import Exercise
 from aiscale.lesson.notebook import LessonError, Notebook, choose
 
@@ -43,18 +44,27 @@ def lessons(names: Sequence[str] = (), root: str | Path | None = None) -> dict[s
 
 def exercises(grader: Path) -> dict[str, Exercise]:
     """The exercises of a lesson's file of graders, by their ids."""
+    return {id: task for id, task in _graded(grader).items() if isinstance(task, Exercise)}
+
+
+def gaps(grader: Path) -> dict[str, Gap]:
+    """The gaps of a lesson's file of graders, by their ids."""
+    return {id: task for id, task in _graded(grader).items() if isinstance(task, Gap)}
+
+
+def _graded(grader: Path) -> dict[str, Exercise | Gap]:
     # Not imported: bytecode that Python keeps is known by the source's second, and a grader may
     # change twice in one.
     names = {"__name__": f"graders_{grader.stem}", "__file__": str(grader)}
     exec(compile(grader.read_bytes(), grader, "exec"), names)
-    tasks = [value for value in names.values() if isinstance(value, Exercise)]
+    tasks = [value for value in names.values() if isinstance(value, Exercise | Gap)]
     return {task.id: task for task in tasks}
 
 
-def find(id: str) -> tuple[str, Exercise]:
-    """(lesson, exercise) of an id such as 03.2."""
+def find(id: str) -> tuple[str, Exercise | Gap]:
+    """(lesson, exercise or gap) of an id such as 03.2 or 03.a."""
     ((lesson, path),) = lessons([str(id)[:2]]).items()
-    there = exercises(path)
+    there = _graded(path)
     if id not in there:
         raise LessonError(f"there is no exercise {id}: there are {', '.join(there)}")
     return lesson, there[id]

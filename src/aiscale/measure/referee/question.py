@@ -35,14 +35,23 @@ class Runs:
         self.question, self.top, self.tell = question, top, tell
 
     def start(
-        self, name: str, ranks: int, more: tuple[str, ...] = (), work: Path | None = None, **watched
+        self,
+        name: str,
+        ranks: int,
+        more: tuple[str, ...] = (),
+        work: Path | None = None,
+        is_reference: bool | None = None,
+        **watched,
     ) -> Run:
+        """`is_reference`: without it, a run on one rank is."""
         question = self.question
         script, arguments, module = question.script, question.arguments, question.module
-        if ranks == 1 and question.against:
+        if is_reference is None:
+            is_reference = ranks == 1
+        if is_reference and question.against:
             script, arguments = question.against
             module = ""
-        if ranks == 1:
+        if is_reference:
             arguments = (*arguments, *question.reference_arguments)
         job = Job(script, (*arguments, *more), ranks, question.steps, module=module, **watched)
         return Run(job, self.top / name, work)

@@ -126,16 +126,18 @@ class Run:
         return found
 
     def traces(self) -> list[dict]:
-        """Of all ranks; one that left none has taken no step."""
-        found = []
-        for rank in range(self.job.ranks):
-            path, log = self.folder / f"rank{rank}.pt", self.folder / f"sent{rank}.jsonl"
-            read = trace.load(path) if path.exists() else dict(trace.EMPTY, rank=rank)
-            lines = log.read_text().splitlines(keepends=True) if log.exists() else []
-            found.append(
-                read | {"sent": [json.loads(line) for line in lines if line.endswith("\n")]}
-            )
-        return found
+        return read_traces(self.folder, self.job.ranks)
+
+
+def read_traces(folder: Path, ranks: int) -> list[dict]:
+    """Of all ranks of a run; one that left none has taken no step."""
+    found = []
+    for rank in range(ranks):
+        path, log = folder / f"rank{rank}.pt", folder / f"sent{rank}.jsonl"
+        read = trace.load(path) if path.exists() else dict(trace.EMPTY, rank=rank)
+        lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+        found.append(read | {"sent": [json.loads(line) for line in lines if line.endswith("\n")]})
+    return found
 
 
 def wait(runs: Sequence[Run], limit_s: float) -> None:

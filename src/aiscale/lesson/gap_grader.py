@@ -1,0 +1,177 @@
+"""A gap of a script, graded by running the script: the referee holds it against another script.
+
+    wrapped = Gap("05.a", "What is wrapped", "train_fsdp.py", hints=[...], solution="...")
+    wrapped.refuses("the root alone", "one all-gather", "fully_shard(model)")
+
+    @wrapped.demand
+    def gathers(tried):          # asked of a script whose numbers are right
+        require(tried.traffic["all_gather"] > 0, "nothing is gathered")
+
+The learner's folder is copied, and gaps that are not filled get the kit's lines in the copy.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiscale.lesson import gaps
+from aiscale.lesson.comparing import Wrong, require
+from aiscale.lesson.grading import Graded
+from aiscale.lesson.notebook import LessonError
+from aiscale.lesson.written import places, write
+
+_LOSS = re.compile(r"^step (\d+) loss (\S+)", re.MULTILINE)
+TOLERANCE = 2e-5  #: of a printed loss: sums of other parts round otherwise
+STORED = ".reference"  #: in the learner's folder: runs of the scripts that others are held against
+
+
+@dataclass(frozen=True)
+class Gap:
+    id: str
+    title: str
+    script: str  #: the file in which the gap is
+    hints: Sequence[str]
+    solution: str
+    minutes: int = 10
+    runs: str = ""  #: the script that is started, if it is another one
+    ranks: int = 2
+    arguments: str = ""  #: besides --save
+    against: str = "train.py"  #: the script that is right, on one rank; the learner's own
+    against_arguments: str = ""
+    against_ours: bool = False  #: hold it against workshop/your_own's, not the learner's
+    steps: int = 2
+    limit_s: float = 60.0
+    demands: list[Callable] = field(default_factory=list)  #: they `require`
+    #: (name, part of what is said, source)
+    refused: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def refuses(self, name: str, message: str, source: str) -> None:
+        """Record a plausible wrong filling, which a test tries in the solution's place."""
+        self.refused.append((name, message, _lines(source)))
+
+    def demand(self, of: Callable) -> Callable:
+        """Add a demand on what was tried (`referee.stored.Tried`)."""
+        self.demands.append(of)
+        return of
+
+    @property
+    def lines(self) -> str:
+        return _lines(self.solution)
+
+    def graded(self, namespace: Mapping | None = None, ranks: object = None) -> Graded:
+        """Grade what stands in the learner's script; an empty gap gets the kit's lines.
+
+        Raises LessonError if the script has not been written.
+        """
+        path = places.get(self.id)
+        if path is None or not path.exists() or self.id not in gaps.gaps_in(path.read_text()):
+            raise LessonError(f"{self.id}: run the cell that writes {self.script}, then this one")
+        text, fillings = gaps.collapsed(path.read_text())
+        filling = fillings.get(self.id)
+        if filling is None or filling.by_kit:
+            fillings[self.id] = gaps.Filling(self.lines, by_kit=True)
+            write(path, gaps.expanded(text, fillings))
+            return Graded(
+                "empty",
+                f"nothing written yet. {self.script} has the kit's lines there, so that what "
+                "follows runs, until you write yours in the cell above",
+            )
+        return self.tried(path)
+
+    def tried(self, path: Path) -> Graded:
+        """Grade the file `path`, in which this gap is filled."""
+        with tempfile.TemporaryDirectory(prefix="aiscale-gap-") as folder:
+            copy = _copy_for_a_try(path, Path(folder))
+            return self._graded_by_running(copy, path.parent / STORED)
+
+    def _graded_by_running(self, folder: Path, stored: Path) -> Graded:
+        # imports torch
+        from aiscale.lesson.workbooks import workshop
+        from aiscale.measure.referee.question import Question
+        from aiscale.measure.referee.stored import try_again
+
+        save = ("--save", "{TMP}/checkpoint")
+        known = workshop() / "your_own" if self.against_ours else folder
+        question = Question(
+            folder / (self.runs or self.script),
+            (*save, *self.arguments.split()),
+            self.ranks,
+            self.steps,
+            self.limit_s,
+            against=(known / self.against, (*save, *self.against_arguments.split())),
+        )
+        try:
+            tried = try_again(question, stored)
+        except RuntimeError as error:
+            return Graded("unknown", f"the referee cannot tell: {error}. Go on with your lines")
+        return self._verdict(tried)
+
+    def _verdict(self, tried: Any) -> Graded:
+        verdict = tried.verdict
+        if verdict.first and not verdict.unknown:
+            return Graded("wrong", _told(verdict.first))
+        if tried.complaints:
+            return Graded("wrong", f"{self.script} stopped: {'; '.join(tried.complaints[:2])}")
+        if verdict.unknown:
+            return Graded(
+                "unknown", f"the referee cannot tell: {verdict.unknown}. Go on with your lines"
+            )
+        if verdict.warnings:
+            return Graded("wrong", f"its numbers are right, but {verdict.warnings[0]}")
+        try:
+            _prints_the_losses(tried)
+            for demand in self.demands:
+                demand(tried)
+        except Wrong as error:
+            return Graded("wrong", f"its numbers are right, but {error}")
+        counted = verdict.compared["gradients"] or verdict.compared["updates"]
+        what = "gradients" if verdict.compared["gradients"] else "updates of tensors"
+        ranks = f"{self.ranks} ranks" if self.ranks > 1 else "one rank"
+        return Graded(
+            "right",
+            f"right: over {verdict.steps} steps on {ranks}, {counted} {what} are those of "
+            f"{self.against} on one, within rounding",
+        )
+
+
+def _prints_the_losses(tried: Any) -> None:
+    found, expected = (dict(_LOSS.findall(text)) for text in (tried.printed, tried.expected))
+    for step, right in expected.items():
+        require(step in found, f"no rank prints the loss of step {step}")
+        close = abs(float(found[step]) - float(right)) < TOLERANCE
+        require(close, f"step {step} prints the loss {found[step]}, where {right} is the mean")
+
+
+def _told(part: Any) -> str:
+    where = f"{part.where}{f' ({part.ranks})' if part.ranks else ''}"
+    told = f"step {part.step}, {part.what}: {where}. Cause: {part.cause.words}."
+    return f"{told} Remedy: {part.cause.remedy}." if part.cause.remedy else told
+
+
+def _copy_for_a_try(path: Path, folder: Path) -> Path:
+    """The learner's scripts beside the kit's helpers, with no gap left empty."""
+    from aiscale.lesson.workbooks import find, workshop
+
+    # The learner's files come last, over the kit's.
+    for source in (workshop() / "your_own", path.parent):
+        for each in sorted(source.glob("*.py")) + sorted(source.glob("*.json")):
+            shutil.copyfile(each, folder / each.name)
+    for each in folder.glob("*.py"):
+        text, fillings = gaps.collapsed(each.read_text())
+        empty = [id for id in gaps.gaps_in(text) if id not in fillings]
+        for id in empty:
+            fillings[id] = gaps.Filling(find(id)[1].lines)
+        if empty:
+            each.write_text(gaps.expanded(text, fillings))
+    return folder
+
+
+def _lines(source: str) -> str:
+    return textwrap.dedent(source).strip("\n")

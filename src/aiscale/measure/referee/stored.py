@@ -1,0 +1,102 @@
+"""One run of a script's ranks against a reference that is kept: what a second try needs no longer.
+
+    tried = try_again(question, Path("my/.reference"))
+    tried.verdict, tried.complaints, tried.traffic["all_reduce"]
+
+The reference is the question's other script on one rank, with the noise of rounding and without.
+It is run anew when its script, a file beside it, its arguments or torch have changed. Whether
+watching disturbs the script is not asked: that needs two runs more."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from aiscale.measure.referee import order
+from aiscale.measure.referee.again import from_equal_inputs
+from aiscale.measure.referee.compare import compare
+from aiscale.measure.referee.question import Question, Runs, why_nothing_to_compare
+from aiscale.measure.referee.runs import Run, read_traces
+from aiscale.measure.referee.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Tried:
+    verdict: Verdict
+    complaints: list[str]  #: why ranks of the script have failed
+    #: Bytes that rank 0 hands over in a step, by operation.
+    traffic: Mapping[str, float] = field(default_factory=dict)
+    printed: str = ""  #: by all ranks of the script
+    expected: str = ""  #: by the reference
+
+
+def try_again(question: Question, kept: Path) -> Tried:
+    """Raises RuntimeError if the reference itself fails."""
+    place = kept / _key(question)
+    with tempfile.TemporaryDirectory(prefix="aiscale-referee-") as top:
+        runs = Runs(question, Path(top), lambda words: None)
+        many_run = runs.start("many", question.ranks, is_reference=False)
+        started = [many_run]
+        if not place.is_dir():
+            started += _start_reference(runs)
+        runs.finish("the script", *started)
+        if started[1:]:
+            _keep(started[1:], place)
+        many = many_run.traces()
+        seen = {"traffic": _in_a_step(many[0]), "printed": _printed(many_run.folder)}
+        if complaints := many_run.complaints():
+            verdict = Verdict(len(many))
+            verdict.first = order.steps_left_out(many) or order.first_difference(many, [])
+            return Tried(verdict, complaints, **seen)
+        one, noisy = (read_traces(place / name, 1) for name in ("one", "one-noisy"))
+        verdict = compare(many, one, noisy)
+        verdict.unknown = verdict.unknown or why_nothing_to_compare(many, one)
+        verdict = from_equal_inputs(runs, many_run, many, one, verdict)
+        return Tried(verdict, [], **seen, expected=_printed(place / "one"))
+
+
+def _key(question: Question) -> str:
+    """Of all that decides what the reference computes."""
+    script, arguments = question.against
+    told = [torch.__version__, question.steps, *arguments, *question.reference_arguments]
+    digest = hashlib.sha256(json.dumps([str(each) for each in told]).encode())
+    for path in [script, *sorted(script.parent.glob("*.py"))]:
+        if path == script or not path.name.startswith("train"):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _start_reference(runs: Runs) -> list[Run]:
+    return [runs.start("one", 1), runs.start("one-noisy", 1, noise=True)]
+
+
+def _keep(reference: list[Run], place: Path) -> None:
+    """Whole or not at all."""
+    if failed := [words for run in reference for words in run.complaints()]:
+        raise RuntimeError(f"the reference on one rank failed: {'; '.join(failed)}")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place.parent) as draft:
+        for run in reference:
+            folder = Path(draft, "traces", run.folder.name)
+            folder.mkdir(parents=True)
+            for pattern in ("rank*.pt", "sent*.jsonl", "out*"):
+                for path in run.folder.glob(pattern):
+                    shutil.copy2(path, folder)
+        if not place.exists():
+            Path(draft, "traces").rename(place)
+
+
+def _in_a_step(trace: dict) -> dict[str, float]:
+    steps = len(trace["steps"]) or 1
+    return {operation: nbytes / steps for operation, nbytes in trace["traffic"].items()}
+
+
+def _printed(run: Path) -> str:
+    return "".join(path.read_text(errors="replace") for path in sorted(run.glob("out*")))

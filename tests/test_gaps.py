@@ -1,0 +1,193 @@
+"""Gaps of scripts: what is written in them is kept, and graded by running the script."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from aiscale import lesson
+from aiscale.lesson import exercises, gaps, progress, scripts, workbooks
+from aiscale.lesson.notebook import LessonError
+from lessons import run_script_cells
+
+ROOT = Path(__file__).parents[1]
+OWN = ROOT / "workshop" / "your_own"
+GAPS = {
+    id: gap
+    for path in workbooks.lessons(root=ROOT / "workshop").values()
+    for id, gap in workbooks.gaps(path).items()
+}
+NOTEBOOKS = {notebook.name[:2]: notebook for notebook in lesson.notebooks(root=ROOT / "notebooks")}
+extended = pytest.mark.extended
+
+
+@pytest.fixture
+def shell(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(progress, "_FOLDER", tmp_path / "progress")
+    shell = InteractiveShell.instance()
+    scripts.load_ipython_extension(shell)
+    return shell
+
+
+def fill(shell, path: Path, id: str, lines: str) -> None:
+    shell.run_cell_magic("fill", f"'{path}' {id}", lines + "\n")
+
+
+def write_scripts(shell, number: str, folder: Path) -> None:
+    run_script_cells(shell, NOTEBOOKS[number], folder)
+
+
+# text --------------------------------------------------------------------------------------------
+
+GAP = "    # gap 02.a: what it is for\n"
+
+
+def test_a_gap_opens_closes_and_keeps_its_lines():
+    short = f"def f():\n{GAP}    return x\n"
+    empty = gaps.expanded(short, {})
+    assert 'raise NotImplementedError("02.a")' in empty
+    assert gaps.collapsed(empty) == (short, {})
+    full = gaps.expanded(short, {"02.a": gaps.Filling("x = 1\n\nif x:\n    x = 2")})
+    assert "\n    x = 1\n\n    if x:\n        x = 2\n    # end of gap 02.a\n" in full
+    assert gaps.collapsed(full) == (short, {"02.a": gaps.Filling("x = 1\n\nif x:\n    x = 2")})
+    plain = gaps.without_marks(full)
+    assert plain == "def f():\n    x = 1\n\n    if x:\n        x = 2\n    return x\n"
+
+
+def test_what_the_kit_has_filled_in_is_known_as_such():
+    full = gaps.expanded(GAP, {"02.a": gaps.Filling("x = 1", by_kit=True)})
+    assert gaps.collapsed(full)[1]["02.a"].by_kit
+
+
+def test_a_gap_whose_end_is_gone_is_told():
+    text = gaps.expanded(GAP, {"02.a": gaps.Filling("x = 1\n# end of gap 02.a, says the text")})
+    assert gaps.collapsed(text)[1]["02.a"].lines == "x = 1"
+    assert gaps.collapsed(GAP + "    x = 1\n") == (GAP + "    x = 1\n", {})
+
+
+@pytest.mark.parametrize("cell", ["", "# a comment\n", "...\n", "# as\n...  # here\n"])
+def test_a_cell_of_comments_fills_nothing(cell):
+    assert gaps.written_in(cell, "02.a") == ""
+
+
+def test_lines_that_are_no_python_are_told_by_their_number():
+    with pytest.raises(LessonError, match="02.a, line 2 of the cell: "):
+        gaps.written_in("x = 1\nfor x in:\n", "02.a")
+
+
+# cells -------------------------------------------------------------------------------------------
+
+
+def test_a_gap_is_filled_by_its_cell_and_survives_the_cell_that_leaves_it(shell, tmp_path, capsys):
+    script = tmp_path / "train.py"
+    shell.run_cell_magic("write", f"'{script}'", "def f():\n    return x\n")
+    change = f" def f():\n+{GAP}"
+    for lines in ("x = 1", "x = 2"):
+        shell.run_cell_magic("change", f"'{script}'", change)
+        fill(shell, script, "02.a", lines)
+        assert gaps.without_marks(script.read_text()) == f"def f():\n    {lines}\n    return x\n"
+    shell.run_cell_magic("change", f"'{script}'", change)
+    fill(shell, script, "02.a", "# nothing yet")
+    assert "    x = 2\n" in script.read_text() and not list(tmp_path.glob("train.*.py"))
+    with pytest.raises(LessonError, match="has no gap 02.b"):
+        fill(shell, script, "02.b", "x = 1")
+
+
+OTHER_STYLE = """
+gradients = [parameter.grad for parameter in model.parameters()]
+loss += 0  # as a later cell may write it
+for tensor in [*gradients, loss]:
+    dist.all_reduce(tensor, op=dist.ReduceOp.SUM)
+    tensor /= world_size
+"""
+
+
+def test_later_lessons_find_their_place_in_another_style(shell, tmp_path, capsys):
+    write_scripts(shell, "02", tmp_path)
+    fill(shell, tmp_path / "train_ranks.py", "02.a", OTHER_STYLE)
+    for number in ("03", "04", "05", "06", "07", "08"):
+        write_scripts(shell, number, tmp_path)
+    assert "goes on from the kit's" not in capsys.readouterr().out
+    left = [
+        path.name for path in tmp_path.glob("train_*.py") if "gradients = [p" in path.read_text()
+    ]
+    assert left == ["train_ranks.py"]
+
+
+def test_a_script_that_does_not_fit_stays_and_the_kits_goes_on(shell, tmp_path, capsys):
+    write_scripts(shell, "02", tmp_path)
+    ranks = tmp_path / "train_ranks.py"
+    mine = ranks.read_text().replace("loss += part.detach()", "loss = loss + part.detach()")
+    ranks.write_text(mine)
+    write_scripts(shell, "03", tmp_path)
+    assert "goes on from the kit's train_ranks.py" in capsys.readouterr().out
+    assert ranks.read_text() == mine
+
+
+def test_catching_up_brings_what_the_lessons_write_and_keeps_what_was_there(shell, tmp_path):
+    (tmp_path / "train.py").write_text("mine\n")
+    scripts.catch_up(tmp_path, "03")
+    names = {path.name for path in tmp_path.glob("*.py")}
+    assert {"model.py", "train_ranks.py", "train_ddp.py", "train.1.py"} <= names
+    assert "train_fsdp.py" not in names
+    assert (tmp_path / "train.1.py").read_text() == "mine\n"
+    assert (tmp_path / "train_ddp.py").read_text() == (OWN / "train_ddp.py").read_text()
+
+
+def test_an_empty_gap_gets_the_kits_lines_and_counts_as_open(shell, tmp_path, capsys):
+    write_scripts(shell, "02", tmp_path)
+    assert exercises.check("02.a").state == "empty"
+    text = (tmp_path / "train_ranks.py").read_text()
+    assert gaps.without_marks(text) == (OWN / "train_ranks.py").read_text()
+    assert exercises.check("02.a").state == "empty"
+    exercises.check.card()
+    assert "0 of 1 exercises and gaps" in capsys.readouterr().out
+
+
+# all gaps ----------------------------------------------------------------------------------------
+
+
+def test_each_gap_is_left_filled_and_checked_in_its_lesson():
+    for number, notebook in NOTEBOOKS.items():
+        code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+        left = re.findall(r"^\+? *# gap (\d\d\.[a-z]): ", code, flags=re.MULTILINE)
+        known = [id for id in GAPS if id.startswith(number)]
+        assert sorted(left) == known, f"{notebook.name} leaves {left}"
+        assert re.findall(r'^check\("(\d\d\.[a-z])"\)', code, flags=re.MULTILINE) == left
+        filled = re.findall(r"^%%fill \{folder\}/([\w.]+) (\d\d\.[a-z])$", code, flags=re.MULTILINE)
+        assert filled == [(GAPS[id].script, id) for id in left]
+
+
+def test_each_gap_has_hints_and_refuses_the_usual_mistakes():
+    for id, gap in GAPS.items():
+        assert len(gap.hints) >= 2 and len(gap.refused) >= 3, id
+        assert all(said for _, said, _ in gap.refused), id
+
+
+def tried(shell, id: str, lines: str, folder: Path):
+    write_scripts(shell, id[:2], folder)
+    fill(shell, folder / GAPS[id].script, id, lines)
+    return GAPS[id].graded()
+
+
+FIRST = [(id, gap.refused[0]) for id, gap in GAPS.items() if id.endswith("a")]
+
+
+@pytest.mark.parametrize("id,wrong", FIRST, ids=lambda each: each if isinstance(each, str) else "")
+def test_the_usual_mistake_is_told_by_its_cause(shell, tmp_path, id, wrong):
+    _, said, lines = wrong
+    verdict = tried(shell, id, lines, tmp_path)
+    assert verdict.state == "wrong" and said in verdict.text, verdict.text
+
+
+@extended
+@pytest.mark.parametrize("id", GAPS)
+def test_the_kits_lines_are_right_and_each_mistake_is_refused(shell, tmp_path, id):
+    assert tried(shell, id, GAPS[id].lines, tmp_path).state == "right"
+    for name, said, lines in GAPS[id].refused:
+        verdict = tried(shell, id, lines, tmp_path)
+        assert verdict.state == "wrong" and said in verdict.text, f"{name}: {verdict.text}"
