@@ -187,7 +187,7 @@ def test_the_card_counts_what_is_done_and_which_predictions_held(workshop, answe
     capsys.readouterr()
     check.card()
     title, head, row, where = capsys.readouterr().out.splitlines()
-    assert title == "1 of 1 exercises that you tried are done; 1 of 2 predictions held"
+    assert title == "1 of 1 exercises and gaps that you came by are done; 1 of 2 predictions held"
     assert row.split(" | ")[:2] == ["09.1 Twice", "✓       "] or "✓" in row
     assert where.endswith("card.json; nothing leaves this machine")
     card = json.loads((workshop.parent / "progress/card.json").read_text())
@@ -377,7 +377,7 @@ def test_a_participants_own_notebook_is_what_is_graded(tmp_path):
         and "03.2: not yet: " in shown
         and "03.3: the cell that defines" in shown
     )
-    assert "1 of 2 exercises that you tried are done" in shown
+    assert "1 of 2 exercises and gaps that you came by are done" in shown
     card = json.loads((tmp_path / "progress/card.json").read_text())
     kept = card["lessons"]["03_ddp"]["exercises"]
     assert {id: entry["state"] for id, entry in kept.items()} == {"03.1": "right", "03.2": "wrong"}

@@ -15,7 +15,7 @@ import html
 
 from aiscale.lesson import cluster, progress
 from aiscale.lesson.gap_grader import Gap
-from aiscale.lesson.grading import Exercise, Graded
+from aiscale.lesson.grading import Graded, Task
 from aiscale.lesson.workbooks import find, solution_of
 
 
@@ -67,7 +67,7 @@ def tried(entry: dict, state: str) -> None:
         entry |= {"tries": entry["tries"] + 1, "state": state}
 
 
-def _ladder(task: Exercise | Gap, entry: dict) -> str:
+def _ladder(task: Task, entry: dict) -> str:
     shown, steps = entry["hints"], len(task.hints)
     lines = [
         f"Hint {number} of {steps}: {text}" for number, text in enumerate(task.hints[:shown], 1)
@@ -83,7 +83,7 @@ def _ladder(task: Exercise | Gap, entry: dict) -> str:
     return "\n" + "\n".join(lines)
 
 
-def _show_solution(lesson: str, task: Exercise | Gap, entry: dict) -> None:
+def _show_solution(lesson: str, task: Task, entry: dict) -> None:
     if entry["hints"] < len(task.hints) and entry["state"] != "right":
         progress.show(
             f"{task.id}: the solution is at the end of the ladder{_ladder(task, entry)}", "near"

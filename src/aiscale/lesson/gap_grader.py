@@ -23,8 +23,9 @@ from typing import Any
 
 from aiscale.lesson import gaps
 from aiscale.lesson.comparing import Wrong, require
-from aiscale.lesson.grading import Graded
+from aiscale.lesson.grading import Graded, Task
 from aiscale.lesson.notebook import LessonError
+from aiscale.lesson.workbooks import find, workshop
 from aiscale.lesson.written import places, write
 
 _LOSS = re.compile(r"^step (\d+) loss (\S+)", re.MULTILINE)
@@ -33,7 +34,7 @@ STORED = ".reference"  #: in the learner's folder: runs of the scripts that othe
 
 
 @dataclass(frozen=True)
-class Gap:
+class Gap(Task):
     id: str
     title: str
     script: str  #: the file in which the gap is
@@ -93,7 +94,6 @@ class Gap:
 
     def _graded_by_running(self, folder: Path, stored: Path) -> Graded:
         # imports torch
-        from aiscale.lesson.workbooks import workshop
         from aiscale.measure.referee.question import Question
         from aiscale.measure.referee.stored import try_again
 
@@ -157,8 +157,6 @@ def _told(part: Any) -> str:
 
 def _copy_for_a_try(path: Path, folder: Path) -> Path:
     """The learner's scripts beside the kit's helpers, with no gap left empty."""
-    from aiscale.lesson.workbooks import find, workshop
-
     # The learner's files come last, over the kit's.
     for source in (workshop() / "your_own", path.parent):
         for each in sorted(source.glob("*.py")) + sorted(source.glob("*.json")):

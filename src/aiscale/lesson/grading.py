@@ -52,8 +52,17 @@ class Graded(Shown):
     text: str  #: what the grader says of it
 
 
+class Task:
+    """What is graded: an exercise in a notebook, or a gap in a script (`gap_grader`)."""
+
+    id: str
+    title: str
+    hints: Sequence[str]
+    minutes: int
+
+
 @dataclass(frozen=True)
-class Exercise:
+class Exercise(Task):
     id: str
     title: str
     function: str  #: the name of what the participant writes

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiscale.errors import write_whole
-from aiscale.lesson.gap_grader import Gap
-from aiscale.lesson.grading import Exercise
+from aiscale.lesson.grading import Exercise, Task
 from aiscale.lesson.notebook import LessonError, Notebook, choose
 
 if TYPE_CHECKING:
@@ -47,21 +46,21 @@ def exercises(grader: Path) -> dict[str, Exercise]:
     return {id: task for id, task in _graded(grader).items() if isinstance(task, Exercise)}
 
 
-def gaps(grader: Path) -> dict[str, Gap]:
+def gaps(grader: Path) -> dict[str, Task]:
     """The gaps of a lesson's file of graders, by their ids."""
-    return {id: task for id, task in _graded(grader).items() if isinstance(task, Gap)}
+    return {id: task for id, task in _graded(grader).items() if not isinstance(task, Exercise)}
 
 
-def _graded(grader: Path) -> dict[str, Exercise | Gap]:
+def _graded(grader: Path) -> dict[str, Task]:
     # Not imported: bytecode that Python keeps is known by the source's second, and a grader may
     # change twice in one.
     names = {"__name__": f"graders_{grader.stem}", "__file__": str(grader)}
     exec(compile(grader.read_bytes(), grader, "exec"), names)
-    tasks = [value for value in names.values() if isinstance(value, Exercise | Gap)]
+    tasks = [value for value in names.values() if isinstance(value, Task)]
     return {task.id: task for task in tasks}
 
 
-def find(id: str) -> tuple[str, Exercise | Gap]:
+def find(id: str) -> tuple[str, Task]:
     """(lesson, exercise or gap) of an id such as 03.2 or 03.a."""
     ((lesson, path),) = lessons([str(id)[:2]]).items()
     there = _graded(path)
