@@ -145,7 +145,7 @@ def test_a_participant_answers_wrongly_reads_a_hint_answers_rightly_and_sees_the
         person.replace_line('check("03.1")')
         person.run("03.1: ✓ right")
         person.go_to("ranks.stop()")
-        person.run("1 of 1 exercises that you tried are done")
+        person.run("1 of 1 exercises and gaps that you came by are done")
         page.screenshot(PICTURE)
     card = json.loads((root / "progress/card.json").read_text())
     kept = card["lessons"][LESSON]["exercises"]["03.1"]
