@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 
@@ -10,8 +11,8 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from aiscale import lesson
 from aiscale.lesson import exercises, gaps, progress, scripts, workbooks
-from aiscale.lesson.notebook import LessonError
-from lessons import run_script_cells
+from aiscale.lesson.notebook import LessonError, Notebook, tags
+from lessons import run_script_cells, write
 
 ROOT = Path(__file__).parents[1]
 OWN = ROOT / "workshop" / "your_own"
@@ -21,6 +22,7 @@ GAPS = {
     for id, gap in workbooks.gaps(path).items()
 }
 NOTEBOOKS = {notebook.name[:2]: notebook for notebook in lesson.notebooks(root=ROOT / "notebooks")}
+NUMBERS = [f"{number:02}" for number in range(1, 9)]
 extended = pytest.mark.extended
 
 
@@ -168,6 +170,22 @@ def test_each_gap_has_hints_and_refuses_the_usual_mistakes():
         assert all(said for _, said, _ in gap.refused), id
 
 
+def lines_written(number: str) -> int:
+    """Lines of code that the learner of a lesson writes: gaps, and exercises that stand in it."""
+    notebook = NOTEBOOKS[number]
+    code = "\n".join(cell.source for cell in notebook.cells if "optional" not in tags(cell))
+    written = []
+    for id in re.findall(r'^check\("([\w.]+)"\)', code, flags=re.MULTILINE):
+        solution = GAPS[id].lines if id in GAPS else workbooks.solution_of(notebook.name, id)
+        written += [line for line in solution.splitlines() if line.strip()]
+    return len(written)
+
+
+def test_learners_write_ten_lines_in_each_lesson_and_150_in_all():
+    written = {number: lines_written(number) for number in NUMBERS}
+    assert min(written.values()) >= 10 and sum(written.values()) >= 150, written
+
+
 def tried(shell, id: str, lines: str, folder: Path):
     write_scripts(shell, id[:2], folder)
     fill(shell, folder / GAPS[id].script, id, lines)
@@ -191,3 +209,26 @@ def test_the_kits_lines_are_right_and_each_mistake_is_refused(shell, tmp_path, i
     for name, said, lines in GAPS[id].refused:
         verdict = tried(shell, id, lines, tmp_path)
         assert verdict.state == "wrong" and said in verdict.text, f"{name}: {verdict.text}"
+
+
+@extended
+@pytest.mark.notebook
+@pytest.mark.parametrize("number", sorted({id[:2] for id in GAPS}))
+def test_a_lesson_whose_gaps_are_filled_runs_to_its_end_and_each_is_right(number, tmp_path):
+    content = copy.deepcopy(NOTEBOOKS[number].content)
+    for cell in content.cells:
+        if gap := re.match(r"%%fill \S+ (\S+)\n", cell.source):
+            cell.source = f"{gap[0]}{GAPS[gap[1]].lines}\n"
+    folder = tmp_path / "notebooks"
+    path = write(content, folder / NOTEBOOKS[number].path.name)
+    for each in (ROOT / "notebooks").iterdir():
+        if each.is_dir():
+            (folder / each.name).symlink_to(each)
+    (done,) = lesson.execute([Notebook(path)], out=tmp_path / "build", core=True)
+    assert not done.error, done.error
+    shown = [
+        output for cell in lesson.read(done.executed).cells for output in cell.get("outputs", [])
+    ]
+    facts = [output.get("metadata", {}).get("aiscale", {}) for output in shown]
+    states = {each["check"]: each["state"] for each in facts if each.get("check") in GAPS}
+    assert states == {id: "right" for id in GAPS if id.startswith(number)}

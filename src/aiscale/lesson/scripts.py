@@ -64,19 +64,19 @@ def _with_gaps_of(old: str, text: str) -> str:
 
 
 def provide(path: str | Path) -> None:
-    """Copy from workshop/your_own what is missing in the folder of `path`, if `path` itself is."""
+    """Copy from workshop/your_own what is missing of a file and its helpers."""
     path, ours = Path(path), workshop() / "your_own"
-    if path.exists() or not (ours / path.name).exists():
+    if not (ours / path.name).exists():
         return
+    if not path.exists():
+        print(f"{path.name} was missing: a copy from workshop/your_own")
     path.parent.mkdir(parents=True, exist_ok=True)
-    missing = [
-        each for each in ours.iterdir() if each.is_file() and not (path.parent / each.name).exists()
-    ]
-    for each in missing:
+    for each in ours.iterdir():
         # later steps are still to be written
-        if not each.name.startswith("train_") or each.name == path.name:
-            (path.parent / each.name).write_bytes(each.read_bytes())
-    print(f"{path.name} was missing: a copy from workshop/your_own")
+        is_later = each.name.startswith("train_") and each.name != path.name
+        copy = path.parent / each.name
+        if each.is_file() and not is_later and not copy.exists():
+            copy.write_bytes(each.read_bytes())
 
 
 def catch_up(folder: str | Path, lesson: str) -> None:
