@@ -47,7 +47,6 @@ exec {shlex.quote(sys.executable)} "$@"
 #: replaces it where only the job's end matters: all ranks but the first are frozen, and woken only
 #: to be killed
 FROZEN = """#!/bin/bash
-case "$*" in *"-m aiscale.site.job"*) exec @python@ "$@" ;; esac
 [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0
 [ "$SLURM_PROCID" = 0 ] || { kill -STOP $$; exit 143; }
 printf '%s\\n' runs/ddp/00000001 hung > "$AISCALE_NOTE_SAVED"
@@ -85,14 +84,14 @@ def packed(place: Path) -> Path:
 
 
 def launched(
-    nodes: Cluster, lesson: str, place: Path, more: str = "", *, env=None, folder=None
+    nodes: Cluster, lesson: str, place: Path, more: str = "", *, sbatch=(), env=None, folder=None
 ) -> Ended:
     """Submit a site's unmodified launcher with a tiny model, and wait for it to complete."""
     path = (folder or ROOT / "launchers" / nodes.settings.site.name) / f"{lesson}.sbatch"
     words = [*TINY.split(), *more.split(), "--text", TEXT]
     env = {"SEATS": str(place / "seats"), **(env or {})}
     before = len(nodes.calls())
-    job = nodes.submit(path, "--nodes=2", "--time=60", args=words, cwd=place, env=env)
+    job = nodes.submit(path, "--nodes=2", "--time=60", *sbatch, args=words, cwd=place, env=env)
     state = nodes.wait(job, timeout_s=900)
     said = (place / f"{lesson}-{job}.out").read_text()
     assert state == "COMPLETED", said
@@ -157,7 +156,8 @@ def test_ddp_at_frontier_from_an_environment_that_sbcast_packs_onto_each_nodes_n
     frontier, place
 ):
     archive = packed(place)
-    ended = launched(frontier, "ddp", place, env={"AISCALE_ENVIRONMENT": str(archive)})
+    env = {"AISCALE_ENVIRONMENT": str(archive)}
+    ended = launched(frontier, "ddp", place, sbatch=["--constraint=nvme"], env=env)
     fast = f"/mnt/bb/{user_name()}/env"
     assert ended.asked("sbcast") == [("--preserve", "--force", str(archive), f"{fast}.tar.gz")]
     modules = [word for args in ended.asked("module") if args[0] == "load" for word in args[1:]]
@@ -290,7 +290,7 @@ def test_ddp_at_centres_whose_files_are_rendered_on_demand(place, name, capsys):
 
 
 def test_a_job_resumes_after_slurm_killed_its_frozen_ranks(perlmutter, place):
-    (place / ".venv/bin/python").write_text(FROZEN.replace("@python@", shlex.quote(sys.executable)))
+    (place / ".venv/bin/python").write_text(FROZEN)
     path = ROOT / "launchers/perlmutter/ddp.sbatch"
     job = perlmutter.submit(
         path, "--nodes=1", "--time=60", "--requeue", cwd=place, env={"CHAIN": "1"}

@@ -315,7 +315,9 @@ def test_a_dry_run_prints_the_command_and_submits_nothing(login, capsys, monkeyp
         main(["submit", "--dry-run", "--sbatch", "-q debug -t 20", str(file), "--steps", "7"]) == 0
     )
     told = capsys.readouterr()
-    assert told.out == f"sbatch -q debug -t 20 --requeue {shlex.quote(str(file))} --steps 7\n"
+    site_sh = f"AISCALE_SITE_SH={FOLDER / 'perlmutter/site.sh'}"
+    command = ["env", site_sh, *"sbatch -q debug -t 20 --requeue".split(), str(file)]
+    assert told.out == f"{shlex.join([*command, '--steps', '7'])}\n"
     assert (
         "4 nodes x 0.333333 h x 6 starts" in told.err
         and "at most 0.5 h on 4 nodes in QOS debug" in told.err

@@ -88,7 +88,7 @@ def environment(job: Launcher) -> Iterator[Finding]:
         yield Finding("environment", "wrong", f"{where} has no bin/python", remedy)
     elif not script and (error := _failure([python, "-c", "import aiscale"])):
         yield Finding("environment", "wrong", f"{python} cannot import aiscale: {error}", remedy)
-    elif _unpacks(job) and job.nodes >= MANY_NODES and not where.endswith(".tar.gz"):
+    elif job.site_sh and job.site.shell.unpack and job.nodes >= MANY_NODES and not where.endswith(".tar.gz"):
         packed = remedy.replace(" PREFIX,", " --pack PREFIX,") + ".tar.gz"
         text = f"{where}: {job.nodes} nodes read it at once, which is slow"
         yield Finding("environment", "warning", text, packed)
@@ -97,11 +97,6 @@ def environment(job: Launcher) -> Iterator[Finding]:
     if script and not Path(script).is_file():
         call = f"aiscale submit {job.path} YOUR_SCRIPT.py OPTIONS"
         yield Finding("script", "wrong", f"{script} is no file here", call)
-
-
-def _unpacks(job: Launcher) -> bool:
-    """Whether the file sends a packed environment to the nodes' own disks."""
-    return bool(job.site.shell.unpack) and f'job begin "{job.site.shell.unpack}"' in job.text
 
 
 def layout(job: Launcher, training: Training) -> Iterator[Finding]:
@@ -190,9 +185,9 @@ def _machine(job: Launcher) -> str:
 #: what helps a node whose ranks need too much, by when they need it
 _LESS_ON_THE_HOST = {
     "drawing weights": "--stage 2, or fsdp.sbatch, whose ranks draw one tensor at a time; or fewer "
-    "ranks a node, by --ntasks-per-node of #SBATCH and of srun",
+    "ranks a node, by --ntasks-per-node",
     "saving": "more nodes, which divide the states (megatron without --no-zero1, fsdp, zero); or "
-    "fewer ranks a node, by --ntasks-per-node of #SBATCH and of srun",
+    "fewer ranks a node, by --ntasks-per-node",
 }
 
 
@@ -284,10 +279,13 @@ def time_to_save(job: Launcher) -> Iterator[Finding]:
 
 
 def modules(job: Launcher) -> Finding:
+    if job.site_sh and not job.site_sh.is_file():
+        remedy = "copy it from the launcher's first folder, or export AISCALE_SITE_SH=FILE"
+        return Finding("modules", "wrong", f"{job.site_sh} is not there", remedy)
     if error := _failure(
         ["bash", "-lc", 'type module && module load "$@"', "modules", *job.modules]
     ):
-        remedy = "look for it by module spider, then edit the line `module load`"
+        remedy = "look for it by module spider, then edit the line `module load` of site.sh"
         return Finding("modules", "wrong", f"cannot be loaded: {error}", remedy)
     return Finding("modules", "ok", " ".join(job.modules) or "none")
 
@@ -373,7 +371,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"not submitted: {', '.join(wrong)}", file=sys.stderr)
         return 1
     if dry:
-        print(shlex.join(job.command))
+        named = [f"AISCALE_SITE_SH={job.site_sh}"] if job.site_sh else []
+        print(shlex.join(["env", *named, *job.command] if named else job.command))
         return 0
     if node_hours(job) > ASK_ABOVE and not yes:
         most = f"{node_hours(job):,.4g} node-hours, more than {ASK_ABOVE}"
@@ -382,15 +381,17 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 1
-    return subprocess.run(job.command).returncode if job.chain == 1 else _submit_chain(job)
+    if job.chain > 1:
+        return _submit_chain(job)
+    return subprocess.run(job.command, env=job.environ).returncode
 
 
 def _submit_chain(job: Launcher) -> int:
-    """Each job waits for the one before; job.sh ends a chain whose run is finished or failed."""
+    """Each job waits for the one before; chain.sh ends a chain whose run is finished or failed."""
     ids: list[str] = []
     for number in range(1, job.chain + 1):
         words = ["--parsable", *(f"--dependency=afterany:{last}" for last in ids[-1:])]
-        env = {**os.environ, "AISCALE_CHAIN": ids[0] if ids else "first"}
+        env = {**job.environ, "AISCALE_CHAIN": ids[0] if ids else "first"}
         done = subprocess.run(
             ["sbatch", *words, *job.command[1:]], env=env, stdout=subprocess.PIPE, text=True
         )

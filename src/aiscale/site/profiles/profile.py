@@ -173,14 +173,14 @@ class Shell:
     """Pieces of bash for launchers, each with its reasons and sources as comments."""
 
     modules: str = ""  #: what the site's software stack needs, before an environment is active
-    #: puts the environment on PATH, sets the words that start Python in a step, and ends where
-    #: there is no Python
+    #: puts the environment on PATH, sets the words that start a container (`container`), and ends
+    #: where there is no Python
     activate: str = """
-export PATH="$ENVIRONMENT/bin:$PATH" PYTHONNOUSERSITE=1
-python=(python -u)
+export PATH="$ENVIRONMENT/bin:$PATH" PYTHONNOUSERSITE=1 PYTHONUNBUFFERED=1
 ls "$ENVIRONMENT/bin/python" > /dev/null
 """
     unpack: str = ""  #: a folder on each node's own disk, for an environment that is one .tar.gz
+    unpack_constraint: str = ""  #: for --constraint, if that folder is only there on request
     network: str = ""  #: variables of NCCL, RCCL and libfabric
     master: str = ""  #: sets MASTER_ADDR
     #: where libraries may write code that they load later, below $caches, this user's own folder
@@ -237,8 +237,6 @@ class Site:
     environment_hint: str = ""  #: alternatives to it
     #: where RUNS lies, and how long files stay there
     runs_hint: str = "results; all nodes must see it"
-    edit: str = ""  #: more lines of a launcher's block EDIT
-    step: str = ""  #: more words of srun in launchers, which EDIT sets
     pbs: tuple[str, ...] = ()  #: #PBS options of a site without Slurm, whose `srun` has mpiexec's
     shell: Shell = field(default_factory=Shell)
     build: Build = field(default_factory=Build)
