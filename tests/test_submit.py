@@ -264,6 +264,7 @@ def test_an_environment_that_many_nodes_read_should_be_packed(
     (login / "env.tar.gz").touch()
     monkeypatch.setenv("AISCALE_ENVIRONMENT", f"{login / 'env'}{packed}")
     job = Launcher.read(FOLDER / "frontier/fsdp.sbatch", site("frontier"), sbatch=f"-N {nodes}")
+    assert ("--constraint=nvme" in job.command) == bool(packed), "the nodes' own disks"
     (finding,) = environment(job)
     assert finding.state == state and ("--pack" in finding.remedy) == (state == "warning"), finding
 

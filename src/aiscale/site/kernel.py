@@ -66,7 +66,7 @@ def start_script(
 ) -> str:
     """The kernel's start.sh; profile: the .toml file that the site was read from, else empty.
 
-    It sources the centre's own site.sh, which AISCALE_SITE_SH names, or the one that lies beside it.
+    It sources the centre's own site.sh, which AISCALE_SITE_SH names, or else the one beside it.
     """
     if not (environment / "bin/python").exists():
         raise ConfigError(

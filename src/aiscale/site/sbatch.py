@@ -96,8 +96,10 @@ class Launcher:
         words = shlex.split(sbatch) + ["--requeue"] * requeue
         options |= sbatch_options(words)
         job = cls(path, text, site, options, (), tuple(args), chain)
-        if job.unpacks and "constraint" not in options:
-            words.append(f"--constraint={site.shell.unpack_constraint}")
+        asked = site.shell.unpack_constraint
+        packed = job.can_unpack and job.setting("ENVIRONMENT").endswith(".tar.gz")
+        if packed and asked and "constraint" not in options:
+            words.append(f"--constraint={asked}")
         command = ("sbatch", *words, str(path), *args)
         return replace(job, command=command)
 
@@ -155,7 +157,7 @@ class Launcher:
         if "AISCALE_SITE_SH" not in self.text:
             return None
         named = os.environ.get("AISCALE_SITE_SH")
-        return Path(named) if named else self.path.absolute().parent / "site.sh"
+        return Path(named).absolute() if named else self.path.absolute().parent / "site.sh"
 
     @property
     def environ(self) -> dict[str, str]:
@@ -170,10 +172,9 @@ class Launcher:
         return " ".join(lines).split()
 
     @property
-    def unpacks(self) -> bool:
-        """Whether its nodes unpack an environment onto their own disks."""
-        packed = self.setting("ENVIRONMENT").endswith(".tar.gz")
-        return packed and bool(self.site_sh and self.site.shell.unpack)
+    def can_unpack(self) -> bool:
+        """Whether its nodes can unpack an environment onto their own disks."""
+        return bool(self.site_sh and self.site.shell.unpack)
 
     def setting(self, name: str) -> str:
         """A variable of the block EDIT; empty if the file does not set it."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import getpass
 import math
-import os
 import re
 import shlex
 import shutil
@@ -88,7 +87,7 @@ def environment(job: Launcher) -> Iterator[Finding]:
         yield Finding("environment", "wrong", f"{where} has no bin/python", remedy)
     elif not script and (error := _failure([python, "-c", "import aiscale"])):
         yield Finding("environment", "wrong", f"{python} cannot import aiscale: {error}", remedy)
-    elif job.site_sh and job.site.shell.unpack and job.nodes >= MANY_NODES and not where.endswith(".tar.gz"):
+    elif job.can_unpack and job.nodes >= MANY_NODES and not where.endswith(".tar.gz"):
         packed = remedy.replace(" PREFIX,", " --pack PREFIX,") + ".tar.gz"
         text = f"{where}: {job.nodes} nodes read it at once, which is slow"
         yield Finding("environment", "warning", text, packed)

@@ -1,6 +1,6 @@
-"""Renders a site's launchers: an sbatch file for each lesson, and site.sh, which all of them source.
+"""Renders a site's launchers: an sbatch file for each lesson, and site.sh, which all source.
 
-    render_all(site("frontier"))["site.sh"]
+render_all(site("frontier"))["site.sh"]
 """
 
 from __future__ import annotations
@@ -232,9 +232,7 @@ def templates() -> jinja2.Environment:
     options = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     made = jinja2.Environment(loader=loader, keep_trailing_newline=True, **options)
     marks = {"initial_indent": "# ", "subsequent_indent": "# "}
-    made.filters["comment"] = functools.partial(
-        textwrap.fill, width=100, **_WHOLE_WORDS, **marks
-    )
+    made.filters["comment"] = functools.partial(textwrap.fill, width=100, **_WHOLE_WORDS, **marks)
     made.filters |= {
         "quote": shlex.quote,
         "clock": lambda h: "{:02}:{:02}:00".format(*divmod(round(h * 60), 60)),
