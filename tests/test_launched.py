@@ -321,8 +321,7 @@ def test_the_page_from_lesson_to_run_leads_to_a_chain_of_three_jobs_that_ends_by
     assert ends == ["COMPLETED"] * 3
     stopped, _, last = ((place / f"mine-{job}.out").read_text() for job in (first, second, third))
     assert (
-        "stopped; step saved last" in stopped
-        and f"nothing to do: job {second} ended with status 0" in last
+        "chain: stopped" in stopped and f"nothing to do: job {second} ended with status 0" in last
     )
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [row["step"] for row in rows if row["kind"] == "train"] == list(range(600))
