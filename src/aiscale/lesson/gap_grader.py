@@ -41,7 +41,7 @@ class Gap(Task):
     hints: Sequence[str]
     solution: str
     minutes: int = 10
-    runs: str = ""  #: the script that is started, if it is another one
+    runs: str = ""  #: the kit's script that is started, if it is another one
     ranks: int = 2
     arguments: str = ""  #: besides --save
     against: str = "train.py"  #: the script that is right, on one rank; the learner's own
@@ -49,6 +49,8 @@ class Gap(Task):
     against_ours: bool = False  #: hold it against workshop/your_own's, not the learner's
     steps: int = 2
     limit_s: float = 60.0
+    #: A part of the error with which a script stops, and what it means here.
+    explained: Mapping[str, str] = field(default_factory=dict)
     demands: list[Callable] = field(default_factory=list)  #: they `require`
     #: (name, part of what is said, source)
     refused: list[tuple[str, str, str]] = field(default_factory=list)
@@ -90,6 +92,8 @@ class Gap(Task):
         """Grade the file `path`, in which this gap is filled."""
         with tempfile.TemporaryDirectory(prefix="aiscale-gap-") as folder:
             copy = _copy_for_a_try(path, Path(folder))
+            if self.runs:
+                shutil.copyfile(workshop() / "your_own" / self.runs, copy / self.runs)
             return self._graded_by_running(copy, path.parent / STORED)
 
     def _graded_by_running(self, folder: Path, stored: Path) -> Graded:
@@ -118,7 +122,7 @@ class Gap(Task):
         if verdict.first and not verdict.unknown:
             return Graded("wrong", _told(verdict.first))
         if tried.complaints:
-            return Graded("wrong", f"{self.script} stopped: {'; '.join(tried.complaints[:2])}")
+            return Graded("wrong", self._stopped("; ".join(tried.complaints[:2])))
         if verdict.unknown:
             return Graded(
                 "unknown", f"the referee cannot tell: {verdict.unknown}. Go on with your lines"
@@ -139,6 +143,10 @@ class Gap(Task):
             f"right: over {verdict.steps} steps on {ranks}, {counted} {what} are those of "
             f"{self.against} on one, within rounding",
         )
+
+    def _stopped(self, said: str) -> str:
+        means = [words for part, words in self.explained.items() if part in said]
+        return ". ".join([f"{self.script} stopped: {said}", *means])
 
 
 def _prints_the_losses(tried: Any) -> None:

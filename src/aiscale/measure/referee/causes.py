@@ -78,6 +78,9 @@ def of_loss(factor: float, step: Step) -> Cause:
     for reading in (step.data_ranks, 1 / step.data_ranks):
         if step.data_ranks > 1 and abs(factor / reading - 1) < 1e-3:
             return Cause("the loss is off by the number of ranks", "scale it once, or not at all")
+    if here > 1 and abs(factor / here - 1) < 1e-3:
+        words = f"the losses of {here} micro-batches are added up, not divided by their number"
+        return Cause(words, DIVIDE_BY_MICRO_BATCHES, DDP)
     counts = [sum(record["tokens"]) for record in step.records() if record["losses"]]
     if _is_mean_of_means(step):
         words = f"the ranks' means go over {counts} tokens: a mean of means weighs them wrongly"
@@ -174,5 +177,8 @@ def of_update(step: Step, kind: str, bad: dict, ranks_differ: bool) -> Cause:
             factors.append(ratio(after[name].values - start, alone[name].values - start))
     if all(abs(factor - 1) < 0.01 for factor in factors):
         return Cause("the update differs; the optimizer's gradients cannot be seen")
+    if max(map(abs, factors)) < 1e-6:
+        words = "the optimizer's steps do not change them: it has other tensors than the model"
+        return Cause(words, "make it from the parameters of the model that is trained")
     words = f"updates are {min(factors):.3g} to {max(factors):.3g} times those of one rank"
     return Cause(words + "; the optimizer's gradients cannot be seen")

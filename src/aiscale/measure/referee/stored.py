@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,6 +35,9 @@ class Tried:
     complaints: list[str]  #: why ranks of the script have failed
     #: Bytes that rank 0 hands over in a step, by operation.
     traffic: Mapping[str, float] = field(default_factory=dict)
+    micro_batches: int = 0  #: losses of rank 0's first step, each of which begins a backward pass
+    #: What torch.load finds in the file `{TMP}/checkpoint`, if the script has saved one.
+    saved: Any = None
     printed: str = ""  #: by all ranks of the script
     expected: str = ""  #: by the reference
 
@@ -51,6 +56,8 @@ def try_again(question: Question, kept: Path) -> Tried:
             _keep(started[1:], place)
         many = many_run.traces()
         seen = {"traffic": _in_a_step(many[0]), "printed": _printed(many_run.folder)}
+        seen["micro_batches"] = len(many[0]["steps"][0]["losses"]) if many[0]["steps"] else 0
+        seen["saved"] = _saved(many_run.work / "checkpoint")
         if complaints := many_run.complaints():
             verdict = Verdict(len(many))
             verdict.first = order.steps_left_out(many) or order.first_difference(many, [])
@@ -96,6 +103,13 @@ def _keep(reference: list[Run], place: Path) -> None:
 def _in_a_step(trace: dict) -> dict[str, float]:
     steps = len(trace["steps"]) or 1
     return {operation: nbytes / steps for operation, nbytes in trace["traffic"].items()}
+
+
+def _saved(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True) if path.is_file() else None
+    except (RuntimeError, OSError, pickle.UnpicklingError):
+        return None
 
 
 def _printed(run: Path) -> str:
