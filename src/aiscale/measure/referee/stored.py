@@ -33,6 +33,7 @@ class Tried:
     complaints: list[str]  #: why ranks of the script have failed
     #: Bytes that rank 0 hands over in a step, by operation.
     traffic: Mapping[str, float] = field(default_factory=dict)
+    notes: frozenset[str] = frozenset()  #: what watchers of rank 0 have met, "forward prefetch"
     printed: str = ""  #: by all ranks of the script
     expected: str = ""  #: by the reference
 
@@ -50,7 +51,7 @@ def try_again(question: Question, kept: Path) -> Tried:
         if started[1:]:
             _keep(started[1:], place)
         many = many_run.traces()
-        seen = {"traffic": _in_a_step(many[0]), "printed": _printed(many_run.folder)}
+        seen = _seen(many_run, many)
         if complaints := many_run.complaints():
             verdict = Verdict(len(many))
             verdict.first = order.steps_left_out(many) or order.first_difference(many, [])
@@ -60,6 +61,30 @@ def try_again(question: Question, kept: Path) -> Tried:
         verdict.unknown = verdict.unknown or why_nothing_to_compare(many, one)
         verdict = from_equal_inputs(runs, many_run, many, one, verdict)
         return Tried(verdict, [], **seen, expected=_printed(place / "one"))
+
+
+def run_once(question: Question, more: tuple[str, ...], after: tuple[str, ...] = ()) -> Tried:
+    """The ranks alone, with further arguments of the script: nothing is compared.
+
+    `after`: those of a run before it, whose checkpoint it finds.
+    """
+    with tempfile.TemporaryDirectory(prefix="aiscale-referee-") as top:
+        runs = Runs(question, Path(top), lambda words: None)
+        for arguments in [after, more] if after else [more]:
+            name = f"run{arguments is more:d}"
+            work = Path(top, "run0", "work") if after else None
+            run = runs.start(name, question.ranks, arguments, work, is_reference=False)
+            runs.finish("the script", run)
+        traces = run.traces()
+        return Tried(Verdict(len(traces)), run.complaints(), **_seen(run, traces))
+
+
+def _seen(run: Run, traces: list[dict]) -> dict:
+    return {
+        "traffic": _in_a_step(traces[0]),
+        "notes": frozenset(traces[0]["notes"]),
+        "printed": _printed(run.folder),
+    }
 
 
 def _key(question: Question) -> str:
