@@ -7,6 +7,10 @@
     def gathers(tried):          # asked of a script whose numbers are right
         require(tried.traffic["all_gather"] > 0, "nothing is gathered")
 
+    @wrapped.demand_with("--bf16")
+    def halves(tried):           # the same script once more, with these arguments
+        require(tried.traffic["all_gather"] < 1e6, "fp32 is gathered")
+
 The learner's folder is copied, and gaps that are not filled get the kit's lines in the copy.
 """
 
@@ -17,7 +21,7 @@ import shutil
 import tempfile
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +55,8 @@ class Gap(Task):
     limit_s: float = 60.0
     #: A part of the error with which a script stops, and what it means here.
     explained: Mapping[str, str] = field(default_factory=dict)
-    demands: list[Callable] = field(default_factory=list)  #: they `require`
+    #: (further arguments of the script, those of a run before it, a function that `require`s)
+    demands: list[tuple[str, str, Callable]] = field(default_factory=list)
     #: (name, part of what is said, source)
     refused: list[tuple[str, str, str]] = field(default_factory=list)
 
@@ -61,8 +66,19 @@ class Gap(Task):
 
     def demand(self, of: Callable) -> Callable:
         """Add a demand on what was tried (`referee.stored.Tried`)."""
-        self.demands.append(of)
-        return of
+        return self.demand_with("")(of)
+
+    def demand_with(self, arguments: str, after: str = "") -> Callable:
+        """Add a demand on one more run, whose numbers are compared with nothing.
+
+        `after`: arguments of a run before it, whose checkpoint it finds.
+        """
+
+        def added(of: Callable) -> Callable:
+            self.demands.append((arguments, after, of))
+            return of
+
+        return added
 
     @property
     def lines(self) -> str:
@@ -99,7 +115,7 @@ class Gap(Task):
     def _graded_by_running(self, folder: Path, stored: Path) -> Graded:
         # imports torch
         from aiscale.measure.referee.question import Question
-        from aiscale.measure.referee.stored import try_again
+        from aiscale.measure.referee.stored import run_once, try_again
 
         save = ("--save", "{TMP}/checkpoint")
         known = workshop() / "your_own" if self.against_ours else folder
@@ -115,14 +131,22 @@ class Gap(Task):
             tried = try_again(question, stored)
         except RuntimeError as error:
             return Graded("unknown", f"the referee cannot tell: {error}. Go on with your lines")
-        return self._verdict(tried)
 
-    def _verdict(self, tried: Any) -> Graded:
+        def with_more(arguments: str, after: str) -> Any:
+            if not arguments:
+                return tried
+            again = run_once(question, tuple(arguments.split()), tuple(after.split()))
+            return replace(again, expected=tried.expected)
+
+        return self._verdict(tried, with_more)
+
+    def _verdict(self, tried: Any, with_more: Callable) -> Graded:
         verdict = tried.verdict
-        if verdict.first and not verdict.unknown:
+        # The reference is right, so other samples than its own are wrong.
+        if verdict.first and (not verdict.unknown or verdict.first.what == "samples"):
             return Graded("wrong", _told(verdict.first))
         if tried.complaints:
-            return Graded("wrong", self._stopped("; ".join(tried.complaints[:2])))
+            return Graded("wrong", self._stopped(tried.complaints))
         if verdict.unknown:
             return Graded(
                 "unknown", f"the referee cannot tell: {verdict.unknown}. Go on with your lines"
@@ -131,8 +155,11 @@ class Gap(Task):
             return Graded("wrong", f"its numbers are right, but {verdict.warnings[0]}")
         try:
             _prints_the_losses(tried)
-            for demand in self.demands:
-                demand(tried)
+            for arguments, after, demand in self.demands:
+                again = with_more(arguments, after)
+                stopped = f"with {arguments}: {self._stopped(again.complaints)}"
+                require(not again.complaints, stopped)
+                demand(again)
         except Wrong as error:
             return Graded("wrong", f"its numbers are right, but {error}")
         counted = verdict.compared["gradients"] or verdict.compared["updates"]
@@ -144,7 +171,8 @@ class Gap(Task):
             f"{self.against} on one, within rounding",
         )
 
-    def _stopped(self, said: str) -> str:
+    def _stopped(self, complaints: Sequence[str]) -> str:
+        said = "; ".join(complaints[:2])
         means = [words for part, words in self.explained.items() if part in said]
         return ". ".join([f"{self.script} stopped: {said}", *means])
 
@@ -160,7 +188,9 @@ def _prints_the_losses(tried: Any) -> None:
 def _told(part: Any) -> str:
     where = f"{part.where}{f' ({part.ranks})' if part.ranks else ''}"
     told = f"step {part.step}, {part.what}: {where}. Cause: {part.cause.words}."
-    return f"{told} Remedy: {part.cause.remedy}." if part.cause.remedy else told
+    # A remedy with a {name} is one of the command's arguments.
+    has_remedy = part.cause.remedy and "{" not in part.cause.remedy
+    return f"{told} Remedy: {part.cause.remedy}." if has_remedy else told
 
 
 def _copy_for_a_try(path: Path, folder: Path) -> Path:

@@ -15,6 +15,19 @@ DIVIDE_BY_MICRO_BATCHES = "divide each micro-batch's loss by their number"
 NO_GRADIENT = Cause(
     "it has no gradient on many ranks", "is the part of the model that uses it run, and not frozen?"
 )
+NO_GRADIENT_AT_ALL = Cause(
+    "no weight has a gradient when the optimizer takes its step",
+    "call backward before it, and let the gradients be sent (FSDP: set_requires_gradient_sync)",
+)
+HALF_PRECISION = Cause(
+    "it is computed in half precision on many ranks, and in full on one",
+    "the same precision in both",
+)
+OTHER_TENSORS = Cause(
+    "no weight changes: the optimizer updates other tensors than those of the model",
+    "make the optimizer after what puts new parameters into the model, as fully_shard does",
+    FSDP,
+)
 NO_STATES = Cause(
     "the optimizer begins anew: a checkpoint without its states?",
     "save and load its state_dict",
@@ -75,6 +88,9 @@ def of_loss(factor: float, step: Step) -> Cause:
         words = f"{here} micro-batches a rank, {alone} on one rank"
         words = f"{words}: the loss is not divided by their number"
         return or_by_ranks(Cause(words, DIVIDE_BY_MICRO_BATCHES, DDP), step)
+    if here > 1 and here != step.data_ranks and abs(factor / here - 1) < 1e-3:
+        words = f"the loss is not divided by the number of micro-batches, {here}"
+        return Cause(words, DIVIDE_BY_MICRO_BATCHES, DDP)
     for reading in (step.data_ranks, 1 / step.data_ranks):
         if step.data_ranks > 1 and abs(factor / reading - 1) < 1e-3:
             return Cause("the loss is off by the number of ranks", "scale it once, or not at all")
@@ -175,6 +191,8 @@ def of_update(step: Step, kind: str, bad: dict, ranks_differ: bool) -> Cause:
         if name in before and name in after:
             start = before[name].values
             factors.append(ratio(after[name].values - start, alone[name].values - start))
+    if factors and not any(factors):
+        return OTHER_TENSORS
     if all(abs(factor - 1) < 0.01 for factor in factors):
         return Cause("the update differs; the optimizer's gradients cannot be seen")
     if max(map(abs, factors)) < 1e-6:

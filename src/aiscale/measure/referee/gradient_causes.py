@@ -29,12 +29,21 @@ def of_gradients(step: Step, kind: str, bad: dict, odd: dict) -> tuple[Cause, st
         words = "what comes out of backward is right on average; what is done to it later is not"
         remedy = "look between backward() and the optimizer's step"
         if max(micro_batches(step)) > 1:
-            remedy += ": is zero_grad() called once a step?"
+            remedy = f"{remedy}: is zero_grad() called once a step"
+            if _has_slices(step, kind):
+                remedy = f"{remedy}, and do the slices get the average of all micro-batches (FSDP: "
+                remedy = f"{remedy}set_requires_gradient_sync(True) before the last one's forward)"
+            remedy = f"{remedy}?"
         return Cause(words, remedy), "all ranks"
     if step.on_many("local"):
         words = "it is wrong when it comes out of the backward pass"
         return Cause(words, lesson=TENSOR), "all ranks"
     return Cause("unknown: what comes out of the backward pass cannot be seen"), "all ranks"
+
+
+def _has_slices(step: Step, kind: str) -> bool:
+    pieces = [piece for record in step.records() for piece in record[kind].values()]
+    return any(piece["size"] != piece["shape"] for piece in pieces)
 
 
 def _of_different_copies(step: Step, kind: str, odd: dict) -> tuple[Cause, str]:

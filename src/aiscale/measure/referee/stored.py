@@ -38,6 +38,7 @@ class Tried:
     micro_batches: int = 0  #: losses of rank 0's first step, each of which begins a backward pass
     #: What torch.load finds in the file `{TMP}/checkpoint`, if the script has saved one.
     saved: Any = None
+    notes: frozenset[str] = frozenset()  #: what watchers of rank 0 have met, "forward prefetch"
     printed: str = ""  #: by all ranks of the script
     expected: str = ""  #: by the reference
 
@@ -55,9 +56,7 @@ def try_again(question: Question, kept: Path) -> Tried:
         if started[1:]:
             _keep(started[1:], place)
         many = many_run.traces()
-        seen = {"traffic": _in_a_step(many[0]), "printed": _printed(many_run.folder)}
-        seen["micro_batches"] = len(many[0]["steps"][0]["losses"]) if many[0]["steps"] else 0
-        seen["saved"] = _saved(many_run.work / "checkpoint")
+        seen = _seen(many_run, many)
         if complaints := many_run.complaints():
             verdict = Verdict(len(many))
             verdict.first = order.steps_left_out(many) or order.first_difference(many, [])
@@ -67,6 +66,33 @@ def try_again(question: Question, kept: Path) -> Tried:
         verdict.unknown = verdict.unknown or why_nothing_to_compare(many, one)
         verdict = from_equal_inputs(runs, many_run, many, one, verdict)
         return Tried(verdict, [], **seen, expected=_printed(place / "one"))
+
+
+def run_once(question: Question, more: tuple[str, ...], after: tuple[str, ...] = ()) -> Tried:
+    """The ranks alone, with further arguments of the script: nothing is compared.
+
+    `after`: those of a run before it, whose checkpoint it finds.
+    """
+    with tempfile.TemporaryDirectory(prefix="aiscale-referee-") as top:
+        runs = Runs(question, Path(top), lambda words: None)
+        for arguments in [after, more] if after else [more]:
+            name = f"run{arguments is more:d}"
+            work = Path(top, "run0", "work") if after else None
+            run = runs.start(name, question.ranks, arguments, work, is_reference=False)
+            runs.finish("the script", run)
+        traces = run.traces()
+        return Tried(Verdict(len(traces)), run.complaints(), **_seen(run, traces))
+
+
+def _seen(run: Run, traces: list[dict]) -> dict:
+    first = traces[0]["steps"][:1]
+    return {
+        "micro_batches": len(first[0]["losses"]) if first else 0,
+        "saved": _saved(run.work / "checkpoint"),
+        "traffic": _in_a_step(traces[0]),
+        "notes": frozenset(traces[0]["notes"]),
+        "printed": _printed(run.folder),
+    }
 
 
 def _key(question: Question) -> str:
