@@ -53,7 +53,7 @@ class Gap(Task):
     against_ours: bool = False  #: hold it against workshop/your_own's, not the learner's
     steps: int = 2
     limit_s: float = 60.0
-    #: part of an error's message: what the learner should know of it
+    #: part of a verdict or of an error's message: what it means here
     explained: Mapping[str, str] = field(default_factory=dict)
     #: (further arguments of the script, those of a run before it, a function that `require`s)
     demands: list[tuple[str, str, Callable]] = field(default_factory=list)
@@ -142,9 +142,11 @@ class Gap(Task):
         verdict = tried.verdict
         # The reference is right, so other samples than its own are wrong.
         if verdict.first and (not verdict.unknown or verdict.first.what == "samples"):
-            return Graded("wrong", _told(verdict.first))
+            return Graded("wrong", self._meant(_told(verdict.first)))
         if tried.complaints:
             return Graded("wrong", f"{self.script} stopped: {self._why(tried)}")
+        if tried.omitted:
+            return Graded("wrong", self._meant(tried.omitted))
         if verdict.unknown:
             return Graded(
                 "unknown", f"the referee cannot tell: {verdict.unknown}. Go on with your lines"
@@ -169,11 +171,12 @@ class Gap(Task):
             f"{self.against} on one, within rounding",
         )
 
-
     def _why(self, tried: Any) -> str:
-        told = "; ".join(tried.complaints[:2])
+        return self._meant("; ".join(tried.complaints[:2]))
+
+    def _meant(self, told: str) -> str:
         known = [words for part, words in self.explained.items() if part in told]
-        return f"{told}. That is: {known[0]}" if known else told
+        return f"{told.rstrip('.')}. Here: {known[0]}" if known else told
 
 
 def _prints_the_losses(tried: Any) -> None:
