@@ -77,8 +77,11 @@ def test_an_agenda_adds_up_to_its_time_and_breaks_after_75_minutes_at_most(name)
 
 
 def in_full(number: str) -> int:
-    """A block's minutes with its exercise at its own pace, of which the header counts four."""
+    """A block's minutes with its exercise, if it has one, at its own pace, of which the header
+    counts four."""
     exercise = re.findall(r"exercise \*\*(\S+) · (.+)\*\*, (\d+) minutes", BLOCKS[number])
+    if not exercise:
+        return LESSONS[number].header.minutes
     assert len(exercise) == 1 and EXERCISES[exercise[0][0]] == (
         exercise[0][1],
         int(exercise[0][2]),
@@ -89,7 +92,8 @@ def in_full(number: str) -> int:
 @pytest.mark.parametrize("number", BLOCKS)
 def test_a_run_sheet_states_its_lessons_minutes_and_asks_for_its_predictions(number):
     stated, full, rows = LESSONS[number].header.minutes, in_full(number), sheet(number)
-    assert f"\n{stated} minutes, {full} with " in BLOCKS[number]
+    pace = f"{full} with " if "exercise **" in BLOCKS[number] else "[the lesson]"
+    assert f"\n{stated} minutes, {pace}" in BLOCKS[number]
     assert f"| [{number}](blocks/{number}.md) | {stated} | {full} |" in PAGE
     begins = [minute for minute, *_ in rows]
     assert begins == sorted(begins) and begins[-1] < full
