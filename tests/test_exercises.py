@@ -278,9 +278,8 @@ def test_the_exercise_inside_a_lesson_is_the_one_of_the_exercises():
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         cells = [cell.source for cell in Notebook(path).cells]
         ids = re.findall(r'^check\("(\d\d\.\d+)"\)$', "\n".join(cells), flags=re.M)
-        if not ids:  # gaps of a script in its place
-            assert re.search(r'^check\("\d\d\.[a-z]"\)$', "\n".join(cells), flags=re.M), path.name
-            continue
+        if not ids and re.search(r'^check\("\d\d\.[a-z]"\)$', "\n".join(cells), flags=re.M):
+            continue  # they write lines of their script instead
         (id,) = ids
         (stub,) = [cell for cell in cells if f'NotImplementedError("{id}")' in cell]
         own = [cell.source for cell in Notebook(ROOT / "workshop/exercises" / path.name).cells]

@@ -77,9 +77,8 @@ def test_an_agenda_adds_up_to_its_time_and_breaks_after_75_minutes_at_most(name)
 
 
 def in_full(number: str) -> int:
-    """A block's minutes with its exercise at its own pace, of which the header counts four.
-
-    Gaps of scripts are in the header at their own pace."""
+    """A block's minutes with its exercise, if it has one, at its own pace, of which the header
+    counts four."""
     exercise = re.findall(r"exercise \*\*(\S+) · (.+)\*\*, (\d+) minutes", BLOCKS[number])
     if not exercise:
         return LESSONS[number].header.minutes
@@ -93,8 +92,8 @@ def in_full(number: str) -> int:
 @pytest.mark.parametrize("number", BLOCKS)
 def test_a_run_sheet_states_its_lessons_minutes_and_asks_for_its_predictions(number):
     stated, full, rows = LESSONS[number].header.minutes, in_full(number), sheet(number)
-    paced = f" {full} with " if "exercise **" in BLOCKS[number] else " [the lesson]"
-    assert f"\n{stated} minutes,{paced}" in BLOCKS[number]
+    pace = f"{full} with " if "exercise **" in BLOCKS[number] else "[the lesson]"
+    assert f"\n{stated} minutes, {pace}" in BLOCKS[number]
     assert f"| [{number}](blocks/{number}.md) | {stated} | {full} |" in PAGE
     begins = [minute for minute, *_ in rows]
     assert begins == sorted(begins) and begins[-1] < full

@@ -21,9 +21,11 @@ engine = Gap(
     limit_s=150,
     explained={
         "'tuple' object has no attribute": "initialize returns several things, of which the engine is the first",
-        "NoneType": "where no checkpoint is, load_checkpoint returns None: begin with step 0 then",
-        "batch": "settings say the numbers of samples: train_batch_size in a step over all ranks, and "
-        "train_micro_batch_size_per_gpu on a rank at once",
+        "'NoneType'": "where no checkpoint is, load_checkpoint returns None, None: then begin with step 0",
+        "requires an optimizer": "initialize was given none",
+        "'str' and 'str'": 'the two "auto" of the JSON are still there: write the numbers of this run over them',
+        "samples in a step": "train_batch_size counts the samples of a step over all ranks, and "
+        "train_micro_batch_size_per_gpu those that a rank computes at once",
     },
     hints=[
         "The JSON is a dict, in which both sizes are `auto`: `settings |= {...}` writes this run's over them.",
@@ -67,17 +69,21 @@ def refuse_engine(name: str, message: str, **wrong: str) -> None:
     engine.refuses(name, message, _ENGINE.format(**right | wrong))
 
 
-refuse_engine("a step for each micro-batch", "XX", micro_batch="args.batch // world_size")
-refuse_engine("the batch of a rank", "XX", batch="args.batch // world_size")
-refuse_engine("the whole tuple", "of which the engine is the first", given="engine")
-refuse_engine("no optimizer", "XX", of="model=model, config=settings")
 refuse_engine(
-    "the JSON as it is", "XX", of="model=model, optimizer=optimizer, config=json.load(open(args.config.name))"
+    "a step for each micro-batch", "those that a rank computes at once", micro_batch="args.batch // world_size"
+)
+refuse_engine("the batch of a rank", "over all ranks", batch="args.batch // world_size")
+refuse_engine("the whole tuple", "of which the engine is the first", given="engine")
+refuse_engine("no optimizer", "was given none", of="model=model, config=settings")
+refuse_engine(
+    "the JSON as it is",
+    "are still there",
+    of="model=model, optimizer=optimizer, config=json.load(open(args.config.name))",
 )
 refuse_engine("it never goes on", "begins at step 0", load="engine.load_checkpoint(args.save)\nfirst = 0")
 refuse_engine(
     "it takes a checkpoint for granted",
-    "XX",
+    "begin with step 0",
     load='folder, saved = engine.load_checkpoint(args.save)\nfirst = saved["steps"]',
 )
 refuse_engine(
@@ -87,7 +93,7 @@ refuse_engine(
 )
 refuse_engine(
     "clipped to another number",
-    "XX",
+    "the update differs",
     of='model=model, optimizer=optimizer, config=settings | {"gradient_clipping": 0.0}',
 )
 
@@ -101,7 +107,13 @@ its_step = Gap(
     arguments="--steps 2",
     against_arguments="--micro-batch 4",  # so that a factor tells ranks from micro-batches
     limit_s=150,
-    explained={},
+    explained={
+        "took a step": "engine.step counts micro-batches: call it after each micro-batch, and it acts after the last",
+        "Expected parameter `tensor`": "weights have no gradient, for the engine has them, and averages them",
+        "updates other tensors": "the engine updates copies of the weights: call engine.step",
+        "KeyError": "the engine takes a step, and there was no backward pass",
+        "samples in a step": "the optimizer takes a step after each micro-batch: leave it to the engine",
+    },
     hints=[
         "The engine takes the model's place, in the forward pass too, and does all that stands behind the loop in "
         "train_ranks.py: it averages, clips, updates, and clears gradients.",
@@ -146,24 +158,36 @@ def refuse_step(name: str, message: str, **wrong: str) -> None:
     its_step.refuses(name, message, _STEP.format(**right | {"share": " / len(micro_batches)", "last": _MEAN} | wrong))
 
 
-refuse_step("divided twice", "XX", over=" / len(micro_batches)", share="")
-refuse_step("the optimizer steps, too", "XX", step="engine.step()\n    optimizer.step()")
-refuse_step("the optimizer steps after the loop", "XX", last=f"optimizer.step()\n{_MEAN}")
-refuse_step("only after the last micro-batch", "XX", step="if i + 1 == len(micro_batches):\n        engine.step()")
-refuse_step("one step after the loop", "XX", step="", last=f"engine.step()\n{_MEAN}")
-refuse_step("no step", "XX", step="")
-refuse_step("the loss goes back", "XX", backward="part.backward()")
-refuse_step("the model's own forward", "XX", model="model")
+refuse_step("divided twice", "twice", over=" / len(micro_batches)", share="")
+refuse_step("the optimizer steps, too", "leave it to the engine", step="engine.step()\n    optimizer.step()")
+refuse_step(
+    "the optimizer steps instead", "call engine.step", step="", last=f"optimizer.step()\noptimizer.zero_grad()\n{_MEAN}"
+)
+refuse_step(
+    "only after the last", "after each micro-batch", step="if i + 1 == len(micro_batches):\n        engine.step()"
+)
+refuse_step("one step after the loop", "after each micro-batch", step="", last=f"engine.step()\n{_MEAN}")
+refuse_step("no step", "after each micro-batch", step="")
+refuse_step("no backward", "no backward pass", backward="pass")
 refuse_step("the loss of rank 0", "is the mean", last="")
 refuse_step("a sum of losses", "is the mean", share="")
-refuse_step("cleared in the loop", "XX", step="engine.step()\n    engine.zero_grad()\n    optimizer.zero_grad()")
-refuse_step("clipped by hand", "XX", step="torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n    engine.step()")
 refuse_step(
     "averaged by hand",
-    "XX",
+    "the engine has them",
     last=f"for weight in model.parameters():\n    dist.all_reduce(weight.grad, dist.ReduceOp.AVG)\n{_MEAN}",
 )
 refuse_step("silent", "the two lines that are given", backward="engine.backward(part)\n    i = 1")
+its_step.refuses(
+    "the whole batch at once",
+    "after each micro-batch",
+    f"""
+    part = loss_of(engine(batch[:, :-1]), batch[:, 1:])
+    engine.backward(part)
+    engine.step()
+    loss += part.detach()
+    {_MEAN}
+    """,
+)
 
 # 04.1 ---------------------------------------------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ class Gap(Task):
     against_ours: bool = False  #: hold it against workshop/your_own's, not the learner's
     steps: int = 2
     limit_s: float = 60.0
-    #: A part of the error with which a script stops, and what it means here.
+    #: A part of a verdict or of an error with which a script stops, and what it means here.
     explained: Mapping[str, str] = field(default_factory=dict)
     #: (further arguments of the script, those of a run before it, a function that `require`s)
     demands: list[tuple[str, str, Callable]] = field(default_factory=list)
@@ -144,9 +144,11 @@ class Gap(Task):
         verdict = tried.verdict
         # The reference is right, so other samples than its own are wrong.
         if verdict.first and (not verdict.unknown or verdict.first.what == "samples"):
-            return Graded("wrong", _told(verdict.first))
+            return Graded("wrong", self._meant(_told(verdict.first)))
         if tried.complaints:
             return Graded("wrong", self._stopped(tried.complaints))
+        if tried.omitted:
+            return Graded("wrong", self._meant(tried.omitted))
         if verdict.unknown:
             return Graded(
                 "unknown", f"the referee cannot tell: {verdict.unknown}. Go on with your lines"
@@ -172,9 +174,11 @@ class Gap(Task):
         )
 
     def _stopped(self, complaints: Sequence[str]) -> str:
-        said = "; ".join(complaints[:2])
-        means = [words for part, words in self.explained.items() if part in said]
-        return ". ".join([f"{self.script} stopped: {said}", *means])
+        return self._meant(f"{self.script} stopped: {'; '.join(complaints[:2])}")
+
+    def _meant(self, told: str) -> str:
+        known = [words for part, words in self.explained.items() if part in told]
+        return f"{told.rstrip('.')}. Here: {known[0]}" if known else told
 
 
 def _prints_the_losses(tried: Any) -> None:

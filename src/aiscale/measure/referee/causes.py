@@ -91,6 +91,9 @@ def of_loss(factor: float, step: Step) -> Cause:
     if here > 1 and here != step.data_ranks and abs(factor / here - 1) < 1e-3:
         words = f"the loss is not divided by the number of micro-batches, {here}"
         return Cause(words, DIVIDE_BY_MICRO_BATCHES, DDP)
+    if here > 1 and here != step.data_ranks and abs(factor * here - 1) < 1e-3:
+        words = f"the loss is divided by the number of micro-batches, {here}, twice"
+        return Cause(words, "divide once: some libraries do it themselves", DDP)
     for reading in (step.data_ranks, 1 / step.data_ranks):
         if step.data_ranks > 1 and abs(factor / reading - 1) < 1e-3:
             return Cause("the loss is off by the number of ranks", "scale it once, or not at all")

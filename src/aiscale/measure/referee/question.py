@@ -80,13 +80,14 @@ class Runs:
 
 
 def why_nothing_to_compare(many: list[dict], one: list[dict]) -> str:
-    if len(many) > 1 and not any(trace["connected"] for trace in many):
-        return "no rank has called init_process_group: these processes know nothing of each other"
     for words, traces in (("many ranks", many), ("one rank", one)):
         if not any(trace["digests"] for trace in traces):
             return f"no optimizer of torch took a step on {words}"
         if not any(trace["modules"] for trace in traces):
             return f"no model of torch was called on {words}"
+    # known from the optimizer's first step on
+    if len(many) > 1 and not any(trace["connected"] for trace in many):
+        return "no rank has called init_process_group: these processes know nothing of each other"
     return ""
 
 

@@ -38,6 +38,7 @@ class Tried:
     micro_batches: int = 0  #: losses of rank 0's first step, each of which begins a backward pass
     #: What torch.load finds in the file `{TMP}/checkpoint`, if the script has saved one.
     saved: Any = None
+    omitted: str = ""  #: a step of an optimizer, a call of a model: what its ranks never do
     notes: frozenset[str] = frozenset()  #: what watchers of rank 0 have met, "forward prefetch"
     printed: str = ""  #: by all ranks of the script
     expected: str = ""  #: by the reference
@@ -65,7 +66,8 @@ def try_again(question: Question, kept: Path) -> Tried:
         verdict = compare(many, one, noisy)
         verdict.unknown = verdict.unknown or why_nothing_to_compare(many, one)
         verdict = from_equal_inputs(runs, many_run, many, one, verdict)
-        return Tried(verdict, [], **seen, expected=_printed(place / "one"))
+        omitted = why_nothing_to_compare(many, many)
+        return Tried(verdict, [], **seen, omitted=omitted, expected=_printed(place / "one"))
 
 
 def run_once(question: Question, more: tuple[str, ...], after: tuple[str, ...] = ()) -> Tried:
