@@ -115,6 +115,9 @@ class Gap(Task):
 
     def _verdict(self, tried: Any) -> Graded:
         verdict = tried.verdict
+        follow = ("stopped at ", "its time was up", "gloo")  # from what another rank did
+        if own := [words for words in tried.complaints if not any(w in words for w in follow)]:
+            return Graded("wrong", f"{self.script} stopped: {'; '.join(own[:2])}")
         if verdict.first and not verdict.unknown:
             return Graded("wrong", _told(verdict.first))
         if tried.complaints:
@@ -151,7 +154,9 @@ def _prints_the_losses(tried: Any) -> None:
 
 def _told(part: Any) -> str:
     where = f"{part.where}{f' ({part.ranks})' if part.ranks else ''}"
-    told = f"step {part.step}, {part.what}: {where}. Cause: {part.cause.words}."
+    words = part.cause.words
+    words = words if words.endswith("?") else f"{words}."
+    told = f"step {part.step}, {part.what}: {where}. Cause: {words}"
     return f"{told} Remedy: {part.cause.remedy}." if part.cause.remedy else told
 
 

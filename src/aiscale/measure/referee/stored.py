@@ -33,6 +33,8 @@ class Tried:
     complaints: list[str]  #: why ranks of the script have failed
     #: Bytes that rank 0 hands over in a step, by operation.
     traffic: Mapping[str, float] = field(default_factory=dict)
+    #: Of the model, on rank 0 in a step: one for each micro-batch. A pipeline's first has more.
+    calls: int = 0
     printed: str = ""  #: by all ranks of the script
     expected: str = ""  #: by the reference
 
@@ -50,7 +52,13 @@ def try_again(question: Question, kept: Path) -> Tried:
         if started[1:]:
             _keep(started[1:], place)
         many = many_run.traces()
-        seen = {"traffic": _in_a_step(many[0]), "printed": _printed(many_run.folder)}
+        seen = {
+            "traffic": _in_a_step(many[0]),
+            "calls": min(
+                (len(step["calls"]) for step in many[0]["steps"] if step["calls"]), default=0
+            ),
+            "printed": _printed(many_run.folder),
+        }
         if complaints := many_run.complaints():
             verdict = Verdict(len(many))
             verdict.first = order.steps_left_out(many) or order.first_difference(many, [])
