@@ -142,6 +142,9 @@ class Gap(Task):
 
     def _verdict(self, tried: Any, with_more: Callable) -> Graded:
         verdict = tried.verdict
+        follow = ("stopped at ", "its time was up", "gloo")  # from what another rank did
+        if own := [words for words in tried.complaints if not any(w in words for w in follow)]:
+            return Graded("wrong", self._stopped(own))
         # The reference is right, so other samples than its own are wrong.
         if verdict.first and (not verdict.unknown or verdict.first.what == "samples"):
             return Graded("wrong", self._meant(_told(verdict.first)))
@@ -191,7 +194,9 @@ def _prints_the_losses(tried: Any) -> None:
 
 def _told(part: Any) -> str:
     where = f"{part.where}{f' ({part.ranks})' if part.ranks else ''}"
-    told = f"step {part.step}, {part.what}: {where}. Cause: {part.cause.words}."
+    words = part.cause.words
+    words = words if words.endswith("?") else f"{words}."
+    told = f"step {part.step}, {part.what}: {where}. Cause: {words}"
     # A remedy with a {name} is one of the command's arguments.
     has_remedy = part.cause.remedy and "{" not in part.cause.remedy
     return f"{told} Remedy: {part.cause.remedy}." if has_remedy else told

@@ -76,7 +76,7 @@ def provide(path: str | Path) -> None:
         is_later = each.name.startswith("train_") and each.name != path.name
         copy = path.parent / each.name
         if each.is_file() and not is_later and not copy.exists():
-            copy.write_bytes(each.read_bytes())
+            write(copy, each.read_text())  # a later lesson may write it anew
 
 
 def catch_up(folder: str | Path, lesson: str) -> None:

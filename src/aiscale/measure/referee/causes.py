@@ -3,6 +3,7 @@ other."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from aiscale.measure.referee.shards import ratio
@@ -64,7 +65,7 @@ def of_initial(kind: str, ranks_differ: bool, garbage: str) -> Cause:
     )
 
 
-def of_activation(name: str, kind: str, sliced: str) -> Cause:
+def of_activation(step: Step, name: str, kind: str, sliced: str) -> Cause:
     """`sliced`: the last module before it whose parts on the ranks made up the right whole."""
     if "BatchNorm" in kind:
         remedy = "SyncBatchNorm (on GPUs), or a norm that does not look across samples"
@@ -72,13 +73,52 @@ def of_activation(name: str, kind: str, sliced: str) -> Cause:
     if sliced and sliced != name:
         words = f"{sliced}, of which each rank has a part, is right; what goes into {name} is not"
         remedy = (
-            "look for a missing sum over ranks, or a reshape that counts the heads of all ranks"
+            "look for a reshape that counts the heads of all ranks, a fused matrix whose columns "
+            "are dealt out without regard to heads, or a missing sum over ranks"
         )
         return Cause(words, remedy, TENSOR)
+    if wrongly_dealt := _of_stages(step):
+        return wrongly_dealt
     words = f"everything before it agrees; what {name or 'the model'} computes does not"
     return Cause(
         words, "compare its weights, its mode (train, eval), and where its output is put together"
     )
+
+
+def _missing(names: list[str]) -> Cause:
+    words = f"no rank has {', '.join(names[:3])}: is a layer missing?"
+    return Cause(words, "deal out all layers, those that remain of a division too", TENSOR)
+
+
+def _of_stages(step: Step) -> Cause | None:
+    """Blocks of a pipeline that no stage has, or that a stage has without those between."""
+    held, wanted = [_blocks(trace) for trace in step.many], _blocks(step.one[0])
+    everywhere = {block for blocks in held for block in blocks}
+    if missing := sorted(wanted - everywhere):
+        return _missing([f"{place}{number}" for place, number in missing])
+    modules = [set(trace["modules"]) for trace in step.many]
+    for rank, blocks in enumerate(held):
+        for other in range(rank):
+            if modules[rank] != modules[other] and (twice := sorted(blocks & held[other])):
+                words = f"ranks {other} and {rank} are different stages"
+                words = f"{words}, and both have {twice[0][0]}{twice[0][1]}"
+                return Cause(words, "give each block to one stage", TENSOR)
+        for place in sorted({place for place, _ in blocks}):
+            mine = sorted(number for each, number in blocks if each == place)
+            if mine[-1] - mine[0] >= len(mine):
+                words = f"rank {rank} has the blocks {mine} of {place.rstrip('.')}"
+                words = f"{words}, and those between are on other ranks: they run in another order"
+                remedy = (
+                    "give a stage blocks that follow each other, unless its schedule interleaves"
+                )
+                return Cause(words, remedy, TENSOR)
+    return None
+
+
+def _blocks(trace: dict) -> set[tuple[str, int]]:
+    """What a rank has of lists of modules: the list, and the place in it."""
+    found = (re.match(r"(.*?\.)(\d+)\.", module) for module in trace["modules"])
+    return {(block[1], int(block[2])) for block in found if block}
 
 
 def of_loss(factor: float, step: Step) -> Cause:
@@ -109,10 +149,8 @@ def of_loss(factor: float, step: Step) -> Cause:
         words = f"the ranks' means go over {shares} samples: a mean of means weighs them wrongly"
         return Cause(words, "equal shares, or the sum divided by the samples of all ranks", DDP)
     held = {name for record in step.records() for name in record["weights"]}
-    missing = sorted(set(step.on_one("weights")) - held)
-    if missing:
-        words = f"no rank has {', '.join(missing[:3])}: is a layer missing?"
-        return Cause(words, "deal out all layers, those that remain of a division too", TENSOR)
+    if missing := sorted(set(step.on_one("weights")) - held):
+        return _missing(missing)
     if not step.verdict.compared["activations"]:
         return Cause("the loss, or what it is computed from: no output could be compared")
     return Cause("outputs of the model agree: the loss is computed or scaled otherwise")

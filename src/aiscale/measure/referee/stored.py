@@ -40,6 +40,8 @@ class Tried:
     saved: Any = None
     omitted: str = ""  #: a step of an optimizer, a call of a model: what its ranks never do
     notes: frozenset[str] = frozenset()  #: what watchers of rank 0 have met, "forward prefetch"
+    #: Of the model, on rank 0 in a step: one for each micro-batch. A pipeline's first has more.
+    calls: int = 0
     printed: str = ""  #: by all ranks of the script
     expected: str = ""  #: by the reference
 
@@ -88,7 +90,9 @@ def run_once(question: Question, more: tuple[str, ...], after: tuple[str, ...] =
 
 def _seen(run: Run, traces: list[dict]) -> dict:
     first = traces[0]["steps"][:1]
+    calls = [len(step["calls"]) for step in traces[0]["steps"] if step["calls"]]
     return {
+        "calls": min(calls, default=0),
         "micro_batches": len(first[0]["losses"]) if first else 0,
         "saved": _saved(run.work / "checkpoint"),
         "traffic": _in_a_step(traces[0]),
