@@ -57,7 +57,7 @@ wrapper.refuses(
 )
 wrapper.refuses(
     "a model that the optimizer does not have",
-    "has other tensors than the model",
+    "updates other tensors",
     "model = DistributedDataParallel((Llama() if args.llama else GPT()).to(device))",
 )
 wrapper.refuses(
