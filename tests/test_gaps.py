@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -257,3 +258,42 @@ def test_a_lesson_whose_gaps_are_filled_runs_to_its_end_and_each_is_right(number
     facts = [output.get("metadata", {}).get("aiscale", {}) for output in shown]
     states = {each["check"]: each["state"] for each in facts if each.get("check") in GAPS}
     assert states == {id: "right" for id in GAPS if id.startswith(number)}
+
+
+#: Right in another style than the kit's.
+OTHER_STYLES = {
+    "06.a": """
+    into, out_of = ("query", "key", "value", "up"), ("out", "down")
+    PLAN = dict.fromkeys(into, ColwiseParallel()) | dict.fromkeys(out_of, RowwiseParallel())
+    """,
+    "06.b": """
+    numbers = torch.arange(len(model.blocks)).tensor_split(stages)[stage].tolist()
+    for number, block in enumerate(model.blocks):
+        model.blocks[number] = block if number in numbers else nn.Identity()
+    model.embed = model.embed if stage == 0 else nn.Identity()
+    model.head = model.head if stage + 1 == stages else nn.Identity()
+    """,
+    "06.c": """
+    axis = mesh["pp"]
+    stage = PipelineStage(
+        submodule=model, stage_index=axis.get_local_rank(), num_stages=axis.size(),
+        device=device, group=axis.get_group(),
+    )
+    n = args.batch // (dp * args.micro_batch)
+    schedule = Schedule1F1B(stage, n_microbatches=n, loss_fn=lambda *given: loss_of(*given))
+    """,
+    "06.d": """
+    normed = self.norm1(x)
+    q, k, v = (
+        torch.stack(part(normed).split(self.head_width, dim=-1), dim=1)
+        for part in (self.query, self.key, self.value)
+    )
+    """,
+}
+
+
+@extended
+@pytest.mark.parametrize("id", OTHER_STYLES)
+def test_a_solution_in_another_style_is_right(shell, tmp_path, id):
+    verdict = tried(shell, id, textwrap.dedent(OTHER_STYLES[id]), tmp_path)
+    assert verdict.state == "right", verdict.text
