@@ -183,7 +183,26 @@ loss = torch.tensor(total + part.item(), device=device)
 dist.all_reduce(loss)
 loss /= world_size
 """
-STYLES = [("03.b", DDP_STYLE)]
+BY_HAND = """
+B, T, D = x.shape
+h = self.norm1(x)
+q, k, v = (w(h).view(B, T, -1, self.head_width).permute(0, 2, 1, 3) for w in (
+    self.query, self.key, self.value))
+scores = q @ k.mT / self.head_width**0.5
+scores = scores + torch.full((T, T), -torch.inf, device=x.device).triu(1)
+after = x + self.out((scores.softmax(-1) @ v).permute(0, 2, 1, 3).reshape(B, T, D))
+return after + self.down(gelu(self.up(self.norm2(after))))
+"""
+STEP_STYLE = """
+optimizer.zero_grad(set_to_none=False)
+for piece in micro_batches:
+    part = loss_of(model(piece[:, :-1]), piece[:, 1:])
+    (part * (len(piece) / len(batch))).backward()
+    loss = loss + part.item() * len(piece) / len(batch)
+torch.nn.utils.clip_grad_norm_(list(model.parameters()), max_norm=1)
+optimizer.step()
+"""
+STYLES = [("01.a", BY_HAND), ("01.b", STEP_STYLE), ("03.b", DDP_STYLE)]
 
 
 @extended

@@ -51,6 +51,8 @@ class Gap(Task):
     limit_s: float = 60.0
     #: A part of the error with which a script stops, and what it means here.
     explained: Mapping[str, str] = field(default_factory=dict)
+    said: str = ""  #: if its looks agree; the referee is not asked
+    looks: list[Callable] = field(default_factory=list)  #: they `require`
     demands: list[Callable] = field(default_factory=list)  #: they `require`
     #: (name, part of what is said, source)
     refused: list[tuple[str, str, str]] = field(default_factory=list)
@@ -62,6 +64,11 @@ class Gap(Task):
     def demand(self, of: Callable) -> Callable:
         """Add a demand on what was tried (`referee.stored.Tried`)."""
         self.demands.append(of)
+        return of
+
+    def look(self, of: Callable) -> Callable:
+        """Add a look at the folder of a try, before the referee's."""
+        self.looks.append(of)
         return of
 
     @property
@@ -94,6 +101,13 @@ class Gap(Task):
             copy = _copy_for_a_try(path, Path(folder))
             if self.runs:
                 shutil.copyfile(workshop() / "your_own" / self.runs, copy / self.runs)
+            try:
+                for look in self.looks:
+                    look(copy)
+            except Wrong as error:
+                return Graded("wrong", str(error))
+            if self.said:
+                return Graded("right", f"right: {self.said}")
             return self._graded_by_running(copy, path.parent / STORED)
 
     def _graded_by_running(self, folder: Path, stored: Path) -> Graded:
@@ -123,25 +137,28 @@ class Gap(Task):
             return Graded("wrong", _told(verdict.first))
         if tried.complaints:
             return Graded("wrong", self._stopped("; ".join(tried.complaints[:2])))
+        if not verdict.unknown and verdict.warnings:
+            return Graded("wrong", f"its numbers are right, but {verdict.warnings[0]}")
+        try:
+            for demand in self.demands:
+                demand(tried)
+            if not verdict.unknown:
+                _prints_the_losses(tried)
+        except Wrong as error:
+            right = "" if verdict.unknown else "its numbers are right, but "
+            return Graded("wrong", f"{right}{error}")
         if verdict.unknown:
             return Graded(
                 "unknown", f"the referee cannot tell: {verdict.unknown}. Go on with your lines"
             )
-        if verdict.warnings:
-            return Graded("wrong", f"its numbers are right, but {verdict.warnings[0]}")
-        try:
-            _prints_the_losses(tried)
-            for demand in self.demands:
-                demand(tried)
-        except Wrong as error:
-            return Graded("wrong", f"its numbers are right, but {error}")
         counted = verdict.compared["gradients"] or verdict.compared["updates"]
         what = "gradients" if verdict.compared["gradients"] else "updates of tensors"
+        whose = "the kit's " if self.against_ours else ""
         ranks = f"{self.ranks} ranks" if self.ranks > 1 else "one rank"
         return Graded(
             "right",
             f"right: over {verdict.steps} steps on {ranks}, {counted} {what} are those of "
-            f"{self.against} on one, within rounding",
+            f"{whose}{self.against} on one, within rounding",
         )
 
     def _stopped(self, said: str) -> str:

@@ -99,7 +99,7 @@ def _missing(step: Step, kind: str) -> list[Part]:
             step.number,
             _WORDS[kind],
             named(missing, len(one)),
-            causes.NO_GRADIENT,
+            causes.of_no_gradient(missing, step),
             ranks="all ranks",
         )
     ]
