@@ -94,7 +94,7 @@ def _missing(step: Step, kind: str) -> list[Part]:
     hides_gradients = any(trace["unseen"] for trace in step.many) or kind == "before_clip"
     if not missing or (not have and hides_gradients):
         return []
-    cause = causes.NO_GRADIENT if have else causes.NO_GRADIENT_AT_ALL
+    cause = causes.of_no_gradient(missing, step, some=bool(have))
     return [Part(step.number, _WORDS[kind], named(missing, len(one)), cause, ranks="all ranks")]
 
 

@@ -46,6 +46,16 @@ DRIFTING = Cause(
 )
 
 
+def of_no_gradient(missing: list[str], step: Step, some: bool) -> Cause:
+    """Weights that get a gradient on one rank alone; `some` others get one on many ranks."""
+    if set(missing) <= set(step.on_many("before_clip")):
+        words = (
+            "its gradient was there when it was clipped, and gone when the optimizer took its step"
+        )
+        return Cause(words, "call zero_grad() after the step, not before it", WRONG)
+    return NO_GRADIENT if some else NO_GRADIENT_AT_ALL
+
+
 def of_initial(kind: str, ranks_differ: bool, garbage: str) -> Cause:
     if garbage:
         words = f"{garbage} holds what memory held before: nothing has filled it since to_empty"
