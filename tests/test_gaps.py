@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -191,3 +192,59 @@ def test_the_kits_lines_are_right_and_each_mistake_is_refused(shell, tmp_path, i
     for name, said, lines in GAPS[id].refused:
         verdict = tried(shell, id, lines, tmp_path)
         assert verdict.state == "wrong" and said in verdict.text, f"{name}: {verdict.text}"
+
+
+OTHER_STYLES = {
+    "04.a": """
+        settings = json.load(args.config)
+        settings["train_micro_batch_size_per_gpu"] = args.micro_batch
+        settings["gradient_accumulation_steps"] = args.batch // world_size // args.micro_batch
+        settings["train_batch_size"] = args.batch
+        engine, optimizer, _, _ = deepspeed.initialize(None, model, optimizer, config=settings)
+        path, client = engine.load_checkpoint(args.save)
+        first = 0
+        if path is not None:
+            first = client["steps"]
+    """,
+    "04.b": """
+        parts = []
+        for i in range(len(micro_batches)):
+            x, y = micro_batches[i][:, :-1], micro_batches[i][:, 1:]
+            parts.append(engine.backward(loss_of(engine(x), y)))
+            if i == 0 and step + 1 == args.steps and rank == 0:
+                print(f"rank 0 holds {held_bytes(model)} bytes", flush=True)
+            engine.step()
+        loss = sum(each.detach() for each in parts)
+        dist.all_reduce(loss)
+        loss /= world_size
+    """,
+    "05.a": """
+        mixed = MixedPrecisionPolicy(torch.bfloat16 if args.bf16 else None, torch.float32)
+        following = None
+        for block in reversed(model.blocks):
+            fully_shard(block, mp_policy=mixed, reshard_after_forward=True)
+            if following is not None:
+                block.set_modules_to_forward_prefetch([following])
+            following = block
+        model = fully_shard(model, mp_policy=mixed)
+        optimizer = torch.optim.AdamW(params=list(model.parameters()), lr=args.lr)
+    """,
+    "05.b": """
+        *early, last = micro_batches
+        for micro_batch in micro_batches:
+            model.set_requires_gradient_sync(micro_batch is last)
+            part = loss_of(model(micro_batch[:, :-1]), micro_batch[:, 1:])
+            (part / len(micro_batches)).backward()
+            loss += part.item() / len(micro_batches)
+        dist.all_reduce(loss)
+        loss /= world_size
+    """,
+}
+
+
+@extended
+@pytest.mark.parametrize("id", OTHER_STYLES)
+def test_lines_in_another_style_are_right(shell, tmp_path, id):
+    lines = textwrap.dedent(OTHER_STYLES[id]).strip("\n")
+    verdict = tried(shell, id, lines, tmp_path)
+    assert verdict.state == "right", verdict.text
