@@ -298,6 +298,50 @@ OTHER_STYLES = {
         for part in (self.query, self.key, self.value)
     )
     """,
+    "04.a": """
+        settings = json.load(args.config)
+        settings["train_micro_batch_size_per_gpu"] = args.micro_batch
+        settings["gradient_accumulation_steps"] = args.batch // world_size // args.micro_batch
+        settings["train_batch_size"] = args.batch
+        engine, optimizer, _, _ = deepspeed.initialize(None, model, optimizer, config=settings)
+        path, client = engine.load_checkpoint(args.save)
+        first = 0
+        if path is not None:
+            first = client["steps"]
+    """,
+    "04.b": """
+        parts = []
+        for i in range(len(micro_batches)):
+            x, y = micro_batches[i][:, :-1], micro_batches[i][:, 1:]
+            parts.append(engine.backward(loss_of(engine(x), y)))
+            if i == 0 and step + 1 == args.steps and rank == 0:
+                print(f"rank 0 holds {held_bytes(model)} bytes", flush=True)
+            engine.step()
+        loss = sum(each.detach() for each in parts)
+        dist.all_reduce(loss)
+        loss /= world_size
+    """,
+    "05.a": """
+        mixed = MixedPrecisionPolicy(torch.bfloat16 if args.bf16 else None, torch.float32)
+        following = None
+        for block in reversed(model.blocks):
+            fully_shard(block, mp_policy=mixed, reshard_after_forward=True)
+            if following is not None:
+                block.set_modules_to_forward_prefetch([following])
+            following = block
+        model = fully_shard(model, mp_policy=mixed)
+        optimizer = torch.optim.AdamW(params=list(model.parameters()), lr=args.lr)
+    """,
+    "05.b": """
+        *early, last = micro_batches
+        for micro_batch in micro_batches:
+            model.set_requires_gradient_sync(micro_batch is last)
+            part = loss_of(model(micro_batch[:, :-1]), micro_batch[:, 1:])
+            (part / len(micro_batches)).backward()
+            loss += part.item() / len(micro_batches)
+        dist.all_reduce(loss)
+        loss /= world_size
+    """,
 }
 
 
