@@ -162,11 +162,11 @@ class Gap(Task):
             _prints_the_losses(tried)
             for arguments, after, demand in self.demands:
                 again = with_more(arguments, after)
-                stopped = f"with {arguments}: {self._stopped(again.complaints)}"
+                stopped = f"with {arguments}: {self._stops(again.complaints)}"
                 require(not again.complaints, stopped)
                 demand(again)
         except Wrong as error:
-            return Graded("wrong", f"its numbers are right, but {error}")
+            return Graded("wrong", self._meant(f"its numbers are right, but {error}"))
         counted = verdict.compared["gradients"] or verdict.compared["updates"]
         what = "gradients" if verdict.compared["gradients"] else "updates of tensors"
         ranks = f"{self.ranks} ranks" if self.ranks > 1 else "one rank"
@@ -177,7 +177,10 @@ class Gap(Task):
         )
 
     def _stopped(self, complaints: Sequence[str]) -> str:
-        return self._meant(f"{self.script} stopped: {'; '.join(complaints[:2])}")
+        return self._meant(self._stops(complaints))
+
+    def _stops(self, complaints: Sequence[str]) -> str:
+        return f"{self.script} stopped: {'; '.join(complaints[:2])}"
 
     def _meant(self, told: str) -> str:
         known = [words for part, words in self.explained.items() if part in told]
