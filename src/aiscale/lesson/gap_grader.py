@@ -171,14 +171,14 @@ class Gap(Task):
         try:
             for arguments, after, demand in self.demands:
                 again = with_more(arguments, after)
-                stopped = f"with {arguments}: {self._stopped(again.complaints)}"
+                stopped = f"with {arguments}: {self._stops(again.complaints)}"
                 require(not again.complaints, stopped)
                 demand(again)
             if not verdict.unknown:
                 _prints_the_losses(tried)
         except Wrong as error:
             right = "" if verdict.unknown else "its numbers are right, but "
-            return Graded("wrong", f"{right}{error}")
+            return Graded("wrong", self._meant(f"{right}{error}"))
         if verdict.unknown:
             return Graded(
                 "unknown", f"the referee cannot tell: {verdict.unknown}. Go on with your lines"
@@ -194,7 +194,10 @@ class Gap(Task):
         )
 
     def _stopped(self, complaints: Sequence[str]) -> str:
-        return self._meant(f"{self.script} stopped: {'; '.join(complaints[:2])}")
+        return self._meant(self._stops(complaints))
+
+    def _stops(self, complaints: Sequence[str]) -> str:
+        return f"{self.script} stopped: {'; '.join(complaints[:2])}"
 
     def _meant(self, told: str) -> str:
         known = [words for part, words in self.explained.items() if part in told]

@@ -81,7 +81,8 @@ def of_activation(step: Step, name: str, kind: str, sliced: str) -> Cause:
         remedy = "SyncBatchNorm (on GPUs), or a norm that does not look across samples"
         return Cause("BatchNorm takes mean and variance over a rank's own samples", remedy, DDP)
     if sliced and sliced != name:
-        words = f"{sliced}, of which each rank has a part, is right; what goes into {name} is not"
+        into = f"goes into {name}" if name else "the model makes of it"
+        words = f"{sliced}, of which each rank has a part, is right; what {into} is not"
         remedy = (
             "look for a reshape that counts the heads of all ranks, a fused matrix whose columns "
             "are dealt out without regard to heads, or a missing sum over ranks"
