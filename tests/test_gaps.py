@@ -202,7 +202,24 @@ for piece in micro_batches:
 torch.nn.utils.clip_grad_norm_(list(model.parameters()), max_norm=1)
 optimizer.step()
 """
-STYLES = [("01.a", BY_HAND), ("01.b", STEP_STYLE), ("03.b", DDP_STYLE)]
+BY_GATHER = """
+me, all_of_us = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+hosts = MPI.COMM_WORLD.allgather(socket.gethostname())
+ports = MPI.COMM_WORLD.allgather(free_port())
+os.environ.update(
+    RANK=f"{me}",
+    WORLD_SIZE=f"{all_of_us}",
+    LOCAL_RANK=f"{hosts[:me].count(hosts[me])}",
+    MASTER_ADDR=hosts[0],
+    MASTER_PORT=f"{ports[0]}",
+)
+"""
+STYLES = [
+    ("01.a", BY_HAND),
+    ("01.b", STEP_STYLE),
+    ("02.b", BY_GATHER),
+    ("03.b", DDP_STYLE),
+]
 
 
 @extended

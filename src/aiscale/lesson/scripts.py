@@ -75,7 +75,7 @@ def provide(path: str | Path) -> None:
     for each in missing:
         # later steps are still to be written
         if not each.name.startswith("train_") or each.name == path.name:
-            (path.parent / each.name).write_bytes(each.read_bytes())
+            write(path.parent / each.name, each.read_text())
     print(f"{path.name} was missing: a copy from workshop/your_own")
 
 
