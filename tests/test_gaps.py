@@ -183,9 +183,9 @@ def lines_written(number: str) -> int:
     return len(written)
 
 
-def test_learners_write_ten_lines_in_each_lesson_and_150_in_all():
+def test_learners_write_ten_lines_in_each_lesson_and_100_in_all():
     written = {number: lines_written(number) for number in NUMBERS}
-    assert min(written.values()) >= 10 and sum(written.values()) >= 150, written
+    assert min(written.values()) >= 10 and sum(written.values()) >= 100, written
 
 
 def tried(shell, id: str, lines: str, folder: Path):
@@ -256,6 +256,18 @@ OTHER_STYLES = {
         loss = loss + part.item() * len(piece) / len(batch)
     torch.nn.utils.clip_grad_norm_(list(model.parameters()), max_norm=1)
     optimizer.step()
+    """,
+    "02.b": """
+    me, all_of_us = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+    hosts = MPI.COMM_WORLD.allgather(socket.gethostname())
+    ports = MPI.COMM_WORLD.allgather(free_port())
+    os.environ.update(
+        RANK=f"{me}",
+        WORLD_SIZE=f"{all_of_us}",
+        LOCAL_RANK=f"{hosts[:me].count(hosts[me])}",
+        MASTER_ADDR=hosts[0],
+        MASTER_PORT=f"{ports[0]}",
+    )
     """,
     "03.b": """
     pieces = batch.to(device).chunk(batch.shape[0] // args.micro_batch)

@@ -225,6 +225,14 @@ def test_two_ranks_learn_what_one_process_learns(serial, cwd):
     assert_equal(train("train_ddp.py", 2, cwd), serial)
 
 
+def test_mpiexec_starts_a_script_that_is_written_for_torchrun(serial, cwd):
+    mpiexec = Path(sys.executable).with_name("mpiexec")
+    words = ["with_mpi.py", "train_ddp.py", f"--text={cwd.parent / 'text'}", "--steps=3"]
+    words += [f"--save={cwd / 'checkpoint'}"]
+    done = start(mpiexec, "-n", 2, sys.executable, *words, cwd=SCRIPTS)
+    assert_equal(losses(done.stdout), serial[:3])
+
+
 #: script, ranks until the run is cut off, ranks after it, options
 SPREAD = [
     ("train_ranks.py", 2, 4, []),
