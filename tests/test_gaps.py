@@ -238,6 +238,35 @@ def test_a_lesson_whose_gaps_are_filled_runs_to_its_end_and_each_is_right(number
 
 #: Right in another style than the kit's.
 OTHER_STYLES = {
+    "08.a": """
+    sizes = [p.numel() for p in parameters]
+    dense = self.step % self.interval == 0
+    mask = torch.cat([self.mask[p] | dense for p in parameters])
+    for p, part in zip(parameters, gradient.split(sizes), strict=True):
+        self.residual[p] += part
+    total = torch.cat([self.residual[p] for p in parameters])
+    for p in parameters:
+        self.residual[p][self.mask[p] | dense] = 0.0
+
+    def unpack(done):
+        mean = torch.zeros_like(total)
+        mean[mask] = done.value()[0] / world_size
+        return mean
+
+    return dist.all_reduce(total[mask], async_op=True).get_future().then(unpack)
+    """,
+    "08.b": """
+    if self.step % self.interval:
+        self.step += 1
+        return
+    for p, old in self.mask.items():
+        if p.dim() == 1:
+            continue
+        state = optimizer.state[p]
+        moves = state["exp_avg"].abs() / (state["exp_avg_sq"].sqrt() + 1e-8)
+        places = moves.flatten().argsort(descending=True)[: int(self.density * p.numel())]
+        old.fill_(False)[places] = True
+    """,
     "01.a": """
     B, T, D = x.shape
     h = self.norm1(x)

@@ -11,6 +11,8 @@
     def halves(tried):           # the same script once more, with these arguments
         require(tried.traffic["all_gather"] < 1e6, "fp32 is gathered")
 
+    wrapped.prints_as_ours("--bf16", 4, {2: "what does step 1 send?"})
+
 The learner's folder is copied, and gaps that are not filled get the kit's lines in the copy.
 """
 
@@ -59,6 +61,8 @@ class Gap(Task):
     looks: list[Callable] = field(default_factory=list)  #: they `require`
     #: (further arguments of the script, those of a run before it, a function that `require`s)
     demands: list[tuple[str, str, Callable]] = field(default_factory=list)
+    #: (further arguments, steps, what to say by the first step whose loss is not that of ours)
+    comparisons: list[tuple[str, int, Mapping[int, str]]] = field(default_factory=list)
     #: (name, part of what is said, source)
     refused: list[tuple[str, str, str]] = field(default_factory=list)
 
@@ -81,6 +85,10 @@ class Gap(Task):
             return of
 
         return added
+
+    def prints_as_ours(self, arguments: str, steps: int, causes: Mapping[int, str]) -> None:
+        """Compare its losses and bytes with those of workshop/your_own's, on as many ranks."""
+        self.comparisons.append((arguments, steps, causes))
 
     def look(self, of: Callable) -> Callable:
         """Add a look at the folder of a try, before the referee's."""
@@ -129,7 +137,7 @@ class Gap(Task):
     def _graded_by_running(self, folder: Path, stored: Path) -> Graded:
         # imports torch
         from aiscale.measure.referee.question import Question
-        from aiscale.measure.referee.stored import run_once, try_again
+        from aiscale.measure.referee.stored import run_kept, run_once, try_again
 
         save = ("--save", "{TMP}/checkpoint")
         known = workshop() / "your_own" if self.against_ours else folder
@@ -152,7 +160,17 @@ class Gap(Task):
             again = run_once(question, tuple(arguments.split()), tuple(after.split()))
             return replace(again, expected=tried.expected)
 
-        return self._verdict(tried, with_more)
+        found = self._verdict(tried, with_more)
+        for arguments, steps, causes in self.comparisons if found.state == "right" else ():
+            theirs = replace(question, steps=steps, arguments=save)
+            ours = replace(theirs, script=workshop() / "your_own" / theirs.script.name)
+            more = tuple(arguments.split())
+            try:
+                _compare(run_once(theirs, more), run_kept(ours, more, stored), causes)
+            except Wrong as error:
+                told = f"right with {self.arguments}. With {arguments}, {error}"
+                return Graded("wrong", self._meant(told))
+        return found
 
     def _verdict(self, tried: Any, with_more: Callable) -> Graded:
         verdict = tried.verdict
@@ -207,6 +225,21 @@ def _prints_the_losses(tried: Any) -> None:
         require(step in found, f"no rank prints the loss of step {step}")
         close = abs(float(found[step]) - float(right)) < TOLERANCE
         require(close, f"step {step} prints the loss {found[step]}, where {right} is the mean")
+
+
+def _compare(theirs: Any, ours: Any, causes: Mapping[int, str]) -> None:
+    require(not theirs.complaints, f"it stopped: {'; '.join(theirs.complaints[:2])}")
+    mine, enough = (sum(tried.traffic.values()) for tried in (theirs, ours))
+    told = f"a rank hands over {mine:,.0f} bytes in a step, where {enough:,.0f} are enough"
+    require(mine < 1.02 * enough, told)
+    told = f"ranks have different weights after step {theirs.apart}: they must apply one gradient"
+    require(theirs.apart is None, told)
+    found, expected = (dict(_LOSS.findall(tried.printed)) for tried in (theirs, ours))
+    for step, right in expected.items():
+        require(step in found, f"no rank prints the loss of step {step}")
+        close = abs(float(found[step]) - float(right)) < TOLERANCE
+        cause = causes.get(int(step), "the steps before it have gone another way")
+        require(close, f"the loss of step {step} is {found[step]}, not {right}: {cause}")
 
 
 def _told(part: Any) -> str:
