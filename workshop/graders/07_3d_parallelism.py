@@ -122,12 +122,21 @@ step_of_schedule = Gap(
     "A step under the schedule",
     "train_megatron.py",
     minutes=5,
-    arguments="--tp 2 --pp 1",
+    arguments="--tp 1 --pp 1",
     against="train_megatron.py",
     against_arguments="--tp 1 --pp 1",
     against_ours=True,
     explained={
         "step 1, next weights": "the gradients of the step before are still in the buffer: clear both, first",
+        "step 0, next weights": "the optimizer has other gradients than the schedule has computed: clear before it",
+        "AssertionError, at megatron_checkpoint.py": "the optimizer has no states to save: has it taken a step?",
+        "12 of 16 are missing": "the schedule has computed one micro-batch of four: num_microbatches is their number",
+        "16 of 16 are missing, 0 are": "no sample has a gradient when the optimizer takes its step: does the schedule "
+        "go backward, and before it?",
+        "shape mismatch: indexing": "a later stage receives micro_batch_size x seq_length activations; they are to be "
+        "as many as its labels, 2 sequences of T",
+        ": 4 times (all ranks)": "each call of the schedule divides by its own num_microbatches: call it once, for all",
+        "is not an iterator": "the schedule calls `next`: iter(micro_batches)",
     },
     hints=[
         "The order is that of the loop you know: clear, forward and backward (here by the schedule), step.",
@@ -169,32 +178,37 @@ _BACK = "return losses\n"
 step_of_schedule.refuses(
     "the buffer not cleared", "still in the buffer", "optimizer.zero_grad()\n" + _SCHEDULE + _STEP + _BACK
 )
-step_of_schedule.refuses("nothing cleared", "still in the buffer", _SCHEDULE + _STEP + _BACK)
-step_of_schedule.refuses("cleared before the step", "TODO", _SCHEDULE + _CLEAR + _STEP + _BACK)
-step_of_schedule.refuses("no step", "TODO", _CLEAR + _SCHEDULE + _BACK)
-step_of_schedule.refuses("the step first", "TODO", _CLEAR + _STEP + _SCHEDULE + _BACK)
+step_of_schedule.refuses("cleared before the step", "clear before it", _SCHEDULE + _CLEAR + _STEP + _BACK)
+step_of_schedule.refuses("no step", "has it taken a step", _CLEAR + _SCHEDULE + _BACK)
+step_of_schedule.refuses("the step first", "and before it", _CLEAR + _STEP + _SCHEDULE + _BACK)
 step_of_schedule.refuses(
     "forward only",
-    "TODO",
+    "does the schedule go backward",
     _CLEAR + _SCHEDULE.replace("forward_only=False", "forward_only=True") + _STEP + _BACK,
 )
 step_of_schedule.refuses(
-    "one micro-batch", "TODO", _CLEAR + _SCHEDULE.replace("=len(micro_batches),", "=1,") + _STEP + _BACK
+    "one micro-batch",
+    "num_microbatches is their number",
+    _CLEAR + _SCHEDULE.replace("=len(micro_batches),", "=1,") + _STEP + _BACK,
 )
 step_of_schedule.refuses(
-    "no iterator", "TODO", _CLEAR + _SCHEDULE.replace("iter(micro_batches)", "micro_batches") + _STEP + _BACK
+    "no iterator",
+    "iter(micro_batches)",
+    _CLEAR + _SCHEDULE.replace("iter(micro_batches)", "micro_batches") + _STEP + _BACK,
 )
 step_of_schedule.refuses(
     "the number for the size",
-    "TODO",
+    "as many as its labels",
     _CLEAR + _SCHEDULE.replace("len(micro_batches[0])", "len(micro_batches)") + _STEP + _BACK,
 )
 step_of_schedule.refuses(
-    "a byte too many", "TODO", _CLEAR + _SCHEDULE.replace("seq_length=T", "seq_length=T + 1") + _STEP + _BACK
+    "a byte too many",
+    "as many as its labels",
+    _CLEAR + _SCHEDULE.replace("seq_length=T", "seq_length=T + 1") + _STEP + _BACK,
 )
 step_of_schedule.refuses(
     "a schedule for each micro-batch",
-    "TODO",
+    "call it once",
     _CLEAR
     + """
 schedule, losses = get_forward_backward_func(), []
@@ -207,7 +221,7 @@ for each in micro_batches:
     + _STEP
     + _BACK,
 )
-step_of_schedule.refuses("nothing returned", "TODO", _CLEAR + _SCHEDULE + _STEP)
+step_of_schedule.refuses("nothing returned", "prints the loss 0.0", _CLEAR + _SCHEDULE + _STEP)
 
 # 07.1 ---------------------------------------------------------------------------------------------------------------
 
