@@ -33,6 +33,7 @@ sent_part = Gap(
     "train_radius.py",
     minutes=8,
     arguments="--density 1",
+    explained={"what is done to it later is not": "does anything arrive that an earlier step has sent?"},
     hints=[
         "One flat tensor of residuals and one of masks, by `torch.cat` over `parameters`. A dense step fills the mask.",
         "Three things follow from the mask and `total`, the gradient and all that has waited: what goes is "
@@ -94,8 +95,14 @@ for p, more in zip(parameters, total.masked_fill(mask, 0).split([p.numel() for p
 """
     + _SENT,
 )
-sent_part.refuses("what was sent waits, too", "", _TOTAL + _KEPT.replace("total.masked_fill(mask, 0)", "total") + _SENT)
-sent_part.refuses("what was sent waits alone", "", _TOTAL + _KEPT.replace("(mask, 0)", "(~mask, 0)") + _SENT)
+sent_part.refuses(
+    "what was sent waits, too",
+    "an earlier step has sent",
+    _TOTAL + _KEPT.replace("total.masked_fill(mask, 0)", "total") + _SENT,
+)
+sent_part.refuses(
+    "what was sent waits alone", "an earlier step has sent", _TOTAL + _KEPT.replace("(mask, 0)", "(~mask, 0)") + _SENT
+)
 sent_part.refuses("never dense", "step 3 is dense", _TOTAL.replace("% self.interval == 0", "< 0") + _KEPT + _SENT)
 sent_part.refuses("always dense", "bytes in a step", _TOTAL.replace("% self.interval == 0", ">= 0") + _KEPT + _SENT)
 sent_part.refuses(
@@ -122,7 +129,7 @@ sent_part.refuses(
 )
 sent_part.refuses(
     "not unpacked",
-    "",
+    "it stopped: ranks",
     _TOTAL
     + _KEPT
     + """
@@ -131,7 +138,7 @@ return dist.all_reduce(total[mask] / world_size, async_op=True).get_future().the
 )
 sent_part.refuses(
     "no future",
-    "",
+    "must return a torch.futures.Future",
     _TOTAL
     + _KEPT
     + """
@@ -158,6 +165,7 @@ new_mask = Gap(
     "train_radius.py",
     minutes=6,
     arguments="--density 1",
+    explained={"what is done to it later is not": "step 1 is sparse, and at density 1 all its masks must be full"},
     hints=[
         "Adam's means are the same on every rank after a step, so a choice by them is, too.",
         "`(mean / (square.sqrt() + 1e-8)).abs().flatten().topk(k).indices` are the places.",
@@ -211,7 +219,7 @@ new_mask.refuses("after sparse steps", "bytes in a step", _CHOICE.replace("inter
 new_mask.refuses("biases chosen, too", _OTHER, _CHOICE.replace("if p.dim() > 1", "if p.dim()"))
 new_mask.refuses("biases alone", "bytes in a step", _CHOICE.replace("p.dim() > 1", "p.dim() == 1"))
 new_mask.refuses("never", "bytes in a step", "pass")
-new_mask.refuses("the rest", "bytes in a step", _CHOICE.replace("self.density *", "(1 - self.density) *"))
+new_mask.refuses("the rest", "all its masks must be full", _CHOICE.replace("self.density *", "(1 - self.density) *"))
 new_mask.refuses(
     "the mask added to", "bytes in a step", _CHOICE.replace("torch.zeros_like(self.mask[p])", "self.mask[p]")
 )
