@@ -24,6 +24,7 @@ stage_of_model = Gap(
         "embedding.embedding_dropout": "places are 0 to T - 1 in each sequence: a vector for each is added",
         " 0 are others": "no sample has a gradient: the first loss is the one to go backward from",
         " 16 are others": "the model reads other bytes than the first T of each sequence",
+        ": 0.125 times": "the schedule divides by the number of micro-batches itself: divide nothing",
         "outputs of the model agree: the loss": "what you average are no losses: does the model get `labels`?",
         "prints the loss 0.": "an eighth of the mean. The schedule divides by the number of micro-batches, the first "
         "of the two and in place: divide nothing, and report another tensor, by .clone() or a second mean",
