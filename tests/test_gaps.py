@@ -131,6 +131,17 @@ def test_a_script_that_does_not_fit_stays_and_the_kits_goes_on(shell, tmp_path, 
     assert ranks.read_text() == mine
 
 
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_lesson_that_begins_with_the_kits_scripts_leaves_no_gap_of_an_earlier_one(
+    shell, tmp_path, number
+):
+    write_scripts(shell, number, tmp_path)
+    for script in tmp_path.glob("*.py"):
+        text, fillings = gaps.collapsed(script.read_text())
+        empty = [id for id in gaps.gaps_in(text) if id not in fillings]
+        assert all(id.startswith(number) for id in empty), f"{script.name}: {empty}"
+
+
 def test_catching_up_brings_what_the_lessons_write_and_keeps_what_was_there(shell, tmp_path):
     (tmp_path / "train.py").write_text("mine\n")
     scripts.catch_up(tmp_path, "03")

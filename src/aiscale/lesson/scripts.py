@@ -109,6 +109,10 @@ def _change(first: Path, second: Path, cell: str) -> str:
         line = str(error).splitlines()[1].strip()
         note = f"; it goes on from the kit's {first.name}, for yours has no single line `{line}`"
     short = short.replace(first.name, second.name)  # as its docstring calls it
+    # A copy from workshop/your_own has the kit's lines there, without marks.
+    for id in gaps.gaps_in("".join(re.findall(r"^ (.*\n)", f"{cell}\n", flags=re.MULTILINE))):
+        if id not in gaps.gaps_in(text):
+            fillings[id] = gaps.Filling(find(id)[1].lines)
     if first != second:
         if empty := [id for id in gaps.gaps_in(text) if id not in fillings]:
             fillings |= {id: gaps.Filling(find(id)[1].lines, by_kit=True) for id in empty}
