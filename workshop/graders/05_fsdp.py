@@ -183,7 +183,7 @@ refuse_loop("the first alone", "all micro-batches", sync=_SYNC.format("i == 0"))
 refuse_loop(
     "told after the backward pass", "all micro-batches", sync="", then=_SYNC.format("i + 1 == len(micro_batches)")
 )
-refuse_loop("not divided", "number of micro-batches", over="")
+refuse_loop("not divided", "divided by their number", over="")
 refuse_loop("divided by the ranks as well", "number of ranks", over=" / len(micro_batches) / world_size")
 refuse_loop("the loss of rank 0", "is the mean", last="")
 refuse_loop("zero_grad after each", "no weight has a gradient", then="optimizer.zero_grad()")

@@ -140,7 +140,7 @@ def of_loss(factor: float, step: Step) -> Cause:
         words = f"{words}: the loss is not divided by their number"
         return or_by_ranks(Cause(words, DIVIDE_BY_MICRO_BATCHES, DDP), step)
     if here > 1 and here != step.data_ranks and abs(factor / here - 1) < 1e-3:
-        words = f"the loss is not divided by the number of micro-batches, {here}"
+        words = f"the losses of {here} micro-batches are added up, not divided by their number"
         return Cause(words, DIVIDE_BY_MICRO_BATCHES, DDP)
     if here > 1 and here != step.data_ranks and abs(factor * here - 1) < 1e-3:
         words = f"the loss is divided by the number of micro-batches, {here}, twice"
