@@ -215,7 +215,7 @@ step.refuses("divided by the batch", "scaled otherwise", _step(("len(micro_batch
 step.refuses("zero_grad in the loop", "zero_grad()", _step(("    part = ", "    optimizer.zero_grad()\n    part = ")))
 step.refuses(
     "a step for each micro-batch",
-    "after each micro-batch",
+    "samples in a step",
     _step((_STEP, ""), ("    loss +=", "    optimizer.step()\n    loss +=")),
 )
 step.refuses("not clipped", "is it clipped", _step((_CLIP, "")))
