@@ -215,7 +215,7 @@ step.refuses("divided by the batch", "scaled otherwise", _step(("len(micro_batch
 step.refuses("zero_grad in the loop", "zero_grad()", _step(("    part = ", "    optimizer.zero_grad()\n    part = ")))
 step.refuses(
     "a step for each micro-batch",
-    "samples in a step",
+    "after each micro-batch",
     _step((_STEP, ""), ("    loss +=", "    optimizer.step()\n    loss +=")),
 )
 step.refuses("not clipped", "is it clipped", _step((_CLIP, "")))
@@ -226,8 +226,8 @@ step.refuses(
 step.refuses(
     "zero_grad before the step", "after the step, not before it", _step((_STEP + "\n" + _ZERO, _ZERO + "\n" + _STEP))
 )
-step.refuses("no backward", "samples in a step", _step(("    part.backward()\n", "")))
-step.refuses("no step", "took a step", _step((_STEP, "")))
+step.refuses("no backward", "no backward pass", _step(("    part.backward()\n", "")))
+step.refuses("no step", "takes no step", _step((_STEP, "")))
 step.refuses("targets are the inputs", "scaled otherwise", _step(("micro_batch[:, 1:]", "micro_batch[:, :-1]")))
 step.refuses("the loss of the last", "is the mean", _step(("loss += part.detach()", "loss = part.detach()")))
 step.refuses(

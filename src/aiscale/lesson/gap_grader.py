@@ -133,7 +133,7 @@ class Gap(Task):
             except Wrong as error:
                 return Graded("wrong", str(error))
             except RuntimeError as error:
-                return Graded("unknown", f"{error}. Go on with your lines")
+                return _cannot_tell(error)
             if self.said:
                 return Graded("right", f"right: {self.said}")
             return self._graded_by_running(copy, path.parent / STORED)
@@ -156,7 +156,7 @@ class Gap(Task):
         try:
             tried = try_again(question, stored)
         except RuntimeError as error:
-            return Graded("unknown", f"the referee cannot tell: {error}. Go on with your lines")
+            return _cannot_tell(error)
 
         def with_more(arguments: str, after: str) -> Any:
             if not arguments:
@@ -174,6 +174,8 @@ class Gap(Task):
             except Wrong as error:
                 told = f"right with {self.arguments}. With {arguments}, {error}"
                 return Graded("wrong", self._meant(told))
+            except RuntimeError as error:
+                return _cannot_tell(error)
         return found
 
     def _verdict(self, tried: Any, with_more: Callable) -> Graded:
@@ -181,30 +183,33 @@ class Gap(Task):
         follow = ("stopped at ", "its time was up", "gloo")  # from what another rank did
         if own := [words for words in tried.complaints if not any(w in words for w in follow)]:
             return Graded("wrong", self._stopped(own))
-        # The reference is right, so other samples than its own are wrong.
-        if verdict.first and (not verdict.unknown or verdict.first.what == "samples"):
+        if verdict.first and not verdict.unknown:
             return Graded("wrong", self._meant(_told(verdict.first)))
         if tried.complaints:
             return Graded("wrong", self._stopped(tried.complaints))
-        if tried.omitted:
-            return Graded("wrong", self._meant(tried.omitted))
         if not verdict.unknown and verdict.warnings:
             return Graded("wrong", f"its numbers are right, but {verdict.warnings[0]}")
         try:
             for arguments, after, demand in self.demands:
+                if arguments and verdict.unknown:
+                    continue  # one more run of what is not known to be right
                 again = with_more(arguments, after)
                 stopped = f"with {arguments}: {self._stops(again.complaints)}"
                 require(not again.complaints, stopped)
                 demand(again)
             if not verdict.unknown:
-                _prints_the_losses(tried)
+                told = "step {step} prints the loss {found}, where {right} is the mean"
+                _require_losses(tried.printed, tried.expected, told)
         except Wrong as error:
             right = "" if verdict.unknown else "its numbers are right, but "
             return Graded("wrong", self._meant(f"{right}{error}"))
+        # The reference is right, so to do nothing, or with other samples than its own, is wrong.
+        if tried.omitted:
+            return Graded("wrong", self._meant(tried.omitted))
+        if verdict.first and verdict.first.what == "samples":
+            return Graded("wrong", self._meant(_told(verdict.first)))
         if verdict.unknown:
-            return Graded(
-                "unknown", f"the referee cannot tell: {verdict.unknown}. Go on with your lines"
-            )
+            return _cannot_tell(verdict.unknown)
         counted = verdict.compared["gradients"] or verdict.compared["updates"]
         what = "gradients" if verdict.compared["gradients"] else "updates of tensors"
         whose = "the kit's " if self.against_ours else ""
@@ -226,12 +231,19 @@ class Gap(Task):
         return f"{told.rstrip('.')}. Here: {known[0]}" if known else told
 
 
-def _prints_the_losses(tried: Any) -> None:
-    found, expected = (dict(_LOSS.findall(text)) for text in (tried.printed, tried.expected))
-    for step, right in expected.items():
-        require(step in found, f"no rank prints the loss of step {step}")
-        close = abs(float(found[step]) - float(right)) < TOLERANCE
-        require(close, f"step {step} prints the loss {found[step]}, where {right} is the mean")
+def _cannot_tell(why: object) -> Graded:
+    return Graded("unknown", f"the referee cannot tell: {why}. Go on with your lines")
+
+
+def _require_losses(found: str, expected: str, told: str, causes: Mapping[int, str] = {}) -> None:
+    """Of what was printed. `told`: a loss that is not the expected one, from its {step}, {found}
+    and {right}; `causes`: what else to say of a step."""
+    losses = dict(_LOSS.findall(found))
+    for step, right in _LOSS.findall(expected):
+        require(step in losses, f"no rank prints the loss of step {step}")
+        close = abs(float(losses[step]) - float(right)) < TOLERANCE
+        cause = causes.get(int(step), "the steps before it have gone another way")
+        require(close, told.format(step=step, found=losses[step], right=right, cause=cause))
 
 
 def _compare(theirs: Any, ours: Any, causes: Mapping[int, str]) -> None:
@@ -241,12 +253,8 @@ def _compare(theirs: Any, ours: Any, causes: Mapping[int, str]) -> None:
     require(mine < 1.02 * enough, told)
     told = f"ranks have different weights after step {theirs.apart}: they must apply one gradient"
     require(theirs.apart is None, told)
-    found, expected = (dict(_LOSS.findall(tried.printed)) for tried in (theirs, ours))
-    for step, right in expected.items():
-        require(step in found, f"no rank prints the loss of step {step}")
-        close = abs(float(found[step]) - float(right)) < TOLERANCE
-        cause = causes.get(int(step), "the steps before it have gone another way")
-        require(close, f"the loss of step {step} is {found[step]}, not {right}: {cause}")
+    told = "the loss of step {step} is {found}, not {right}: {cause}"
+    _require_losses(theirs.printed, ours.printed, told, causes)
 
 
 def _told(part: Any) -> str:
