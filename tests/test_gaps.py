@@ -208,7 +208,7 @@ def tried(shell, id: str, lines: str, folder: Path):
 FIRST = [(id, gap.refused[0]) for id, gap in GAPS.items() if id.endswith("a")]
 
 
-@pytest.mark.parametrize("id,wrong", FIRST, ids=lambda each: each if isinstance(each, str) else "")
+@pytest.mark.parametrize("id,wrong", FIRST, ids=[id for id, _ in FIRST])
 def test_the_usual_mistake_is_told_by_its_cause(shell, tmp_path, id, wrong):
     _, said, lines = wrong
     verdict = tried(shell, id, lines, tmp_path)

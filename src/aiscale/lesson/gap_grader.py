@@ -199,7 +199,7 @@ class Gap(Task):
                 demand(again)
             if not verdict.unknown:
                 told = "step {step} prints the loss {found}, where {right} is the mean"
-                _require_losses(tried.printed, tried.expected, told)
+                _require_losses(tried.printed, tried.expected, told, {})
         except Wrong as error:
             right = "" if verdict.unknown else "its numbers are right, but "
             return Graded("wrong", self._meant(f"{right}{error}"))
@@ -235,9 +235,9 @@ def _cannot_tell(why: object) -> Graded:
     return Graded("unknown", f"the referee cannot tell: {why}. Go on with your lines")
 
 
-def _require_losses(found: str, expected: str, told: str, causes: Mapping[int, str] = {}) -> None:
-    """Of what was printed. `told`: a loss that is not the expected one, from its {step}, {found}
-    and {right}; `causes`: what else to say of a step."""
+def _require_losses(found: str, expected: str, told: str, causes: Mapping[int, str]) -> None:
+    """Of what was printed. `told`: a loss that is not the expected one, from its {step}, {found},
+    {right} and {cause}; `causes`: that of a step."""
     losses = dict(_LOSS.findall(found))
     for step, right in _LOSS.findall(expected):
         require(step in losses, f"no rank prints the loss of step {step}")

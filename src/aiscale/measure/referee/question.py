@@ -27,6 +27,10 @@ class Question:
     resume_ranks: int = 0  #: of the second part; 0: as many as of the first
 
 
+def say_nothing(words: str) -> None:
+    """Of what is running."""
+
+
 class Runs:
     """The runs of one question, each in a folder of its own below one that only this user can
     enter."""

@@ -24,7 +24,12 @@ import torch
 from aiscale.measure.referee import order
 from aiscale.measure.referee.again import from_equal_inputs
 from aiscale.measure.referee.compare import compare
-from aiscale.measure.referee.question import Question, Runs, why_nothing_to_compare
+from aiscale.measure.referee.question import (
+    Question,
+    Runs,
+    say_nothing,
+    why_nothing_to_compare,
+)
 from aiscale.measure.referee.runs import Run, read_traces
 from aiscale.measure.referee.verdict import Verdict
 
@@ -51,7 +56,7 @@ def try_again(question: Question, kept: Path) -> Tried:
     """Raises RuntimeError if the reference itself fails."""
     place = kept / _key(question)
     with tempfile.TemporaryDirectory(prefix="aiscale-referee-") as top:
-        runs = Runs(question, Path(top), lambda words: None)
+        runs = Runs(question, Path(top), say_nothing)
         many_run = runs.start("many", question.ranks, is_reference=False)
         started = [many_run]
         if not place.is_dir():
@@ -79,7 +84,7 @@ def run_once(question: Question, more: tuple[str, ...], after: tuple[str, ...] =
     `after`: those of a run before it, whose checkpoint it finds.
     """
     with tempfile.TemporaryDirectory(prefix="aiscale-referee-") as top:
-        runs = Runs(question, Path(top), lambda words: None)
+        runs = Runs(question, Path(top), say_nothing)
         for arguments in [after, more] if after else [more]:
             name = f"run{arguments is more:d}"
             work = Path(top, "run0", "work") if after else None
