@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,17 @@ def test_a_script_that_does_not_fit_stays_and_the_kits_goes_on(shell, tmp_path, 
     assert ranks.read_text() == mine
 
 
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_lesson_that_begins_with_the_kits_scripts_leaves_no_gap_of_an_earlier_one(
+    shell, tmp_path, number
+):
+    write_scripts(shell, number, tmp_path)
+    for script in tmp_path.glob("*.py"):
+        text, fillings = gaps.collapsed(script.read_text())
+        empty = [id for id in gaps.gaps_in(text) if id not in fillings]
+        assert all(id.startswith(number) for id in empty), f"{script.name}: {empty}"
+
+
 def test_catching_up_brings_what_the_lessons_write_and_keeps_what_was_there(shell, tmp_path):
     (tmp_path / "train.py").write_text("mine\n")
     scripts.catch_up(tmp_path, "03")
@@ -157,6 +169,7 @@ def test_each_gap_is_left_filled_and_checked_in_its_lesson():
     for number, notebook in NOTEBOOKS.items():
         code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
         left = re.findall(r"^\+? *# gap (\d\d\.[a-z]): ", code, flags=re.MULTILINE)
+        left = [id for id in left if id.startswith(number)]  # others show a place
         known = [id for id in GAPS if id.startswith(number)]
         assert sorted(left) == known, f"{notebook.name} leaves {left}"
         assert re.findall(r'^check\("(\d\d\.[a-z])"\)', code, flags=re.MULTILINE) == left
@@ -181,9 +194,9 @@ def lines_written(number: str) -> int:
     return len(written)
 
 
-def test_learners_write_ten_lines_in_each_lesson_and_150_in_all():
+def test_learners_write_ten_lines_in_each_lesson_and_100_in_all():
     written = {number: lines_written(number) for number in NUMBERS}
-    assert min(written.values()) >= 10 and sum(written.values()) >= 150, written
+    assert min(written.values()) >= 10 and sum(written.values()) >= 100, written
 
 
 def tried(shell, id: str, lines: str, folder: Path):
@@ -195,7 +208,7 @@ def tried(shell, id: str, lines: str, folder: Path):
 FIRST = [(id, gap.refused[0]) for id, gap in GAPS.items() if id.endswith("a")]
 
 
-@pytest.mark.parametrize("id,wrong", FIRST, ids=lambda each: each if isinstance(each, str) else "")
+@pytest.mark.parametrize("id,wrong", FIRST, ids=[id for id, _ in FIRST])
 def test_the_usual_mistake_is_told_by_its_cause(shell, tmp_path, id, wrong):
     _, said, lines = wrong
     verdict = tried(shell, id, lines, tmp_path)
@@ -206,9 +219,13 @@ def test_the_usual_mistake_is_told_by_its_cause(shell, tmp_path, id, wrong):
 @pytest.mark.parametrize("id", GAPS)
 def test_the_kits_lines_are_right_and_each_mistake_is_refused(shell, tmp_path, id):
     assert tried(shell, id, GAPS[id].lines, tmp_path).state == "right"
+    otherwise = []
     for name, said, lines in GAPS[id].refused:
         verdict = tried(shell, id, lines, tmp_path)
-        assert verdict.state == "wrong" and said in verdict.text, f"{name}: {verdict.text}"
+        assert verdict.state == "wrong", f"{name}: {verdict.text}"
+        if said not in verdict.text:
+            otherwise.append(f"{name}: {verdict.text}")
+    assert otherwise == []
 
 
 @extended
@@ -232,3 +249,160 @@ def test_a_lesson_whose_gaps_are_filled_runs_to_its_end_and_each_is_right(number
     facts = [output.get("metadata", {}).get("aiscale", {}) for output in shown]
     states = {each["check"]: each["state"] for each in facts if each.get("check") in GAPS}
     assert states == {id: "right" for id in GAPS if id.startswith(number)}
+
+
+#: Right in another style than the kit's.
+OTHER_STYLES = {
+    "08.a": """
+    sizes = [p.numel() for p in parameters]
+    dense = self.step % self.interval == 0
+    mask = torch.cat([self.mask[p] | dense for p in parameters])
+    for p, part in zip(parameters, gradient.split(sizes), strict=True):
+        self.residual[p] += part
+    total = torch.cat([self.residual[p] for p in parameters])
+    for p in parameters:
+        self.residual[p][self.mask[p] | dense] = 0.0
+
+    def unpack(done):
+        mean = torch.zeros_like(total)
+        mean[mask] = done.value()[0] / world_size
+        return mean
+
+    return dist.all_reduce(total[mask], async_op=True).get_future().then(unpack)
+    """,
+    "08.b": """
+    if self.step % self.interval:
+        self.step += 1
+        return
+    for p, old in self.mask.items():
+        if p.dim() == 1:
+            continue
+        state = optimizer.state[p]
+        moves = state["exp_avg"].abs() / (state["exp_avg_sq"].sqrt() + 1e-8)
+        places = moves.flatten().argsort(descending=True)[: int(self.density * p.numel())]
+        old.fill_(False)[places] = True
+    """,
+    "01.a": """
+    B, T, D = x.shape
+    h = self.norm1(x)
+    q, k, v = (w(h).view(B, T, -1, self.head_width).permute(0, 2, 1, 3) for w in (
+        self.query, self.key, self.value))
+    scores = q @ k.mT / self.head_width**0.5
+    scores = scores + torch.full((T, T), -torch.inf, device=x.device).triu(1)
+    after = x + self.out((scores.softmax(-1) @ v).permute(0, 2, 1, 3).reshape(B, T, D))
+    return after + self.down(gelu(self.up(self.norm2(after))))
+    """,
+    "01.b": """
+    optimizer.zero_grad(set_to_none=False)
+    for piece in micro_batches:
+        part = loss_of(model(piece[:, :-1]), piece[:, 1:])
+        (part * (len(piece) / len(batch))).backward()
+        loss = loss + part.item() * len(piece) / len(batch)
+    torch.nn.utils.clip_grad_norm_(list(model.parameters()), max_norm=1)
+    optimizer.step()
+    """,
+    "02.b": """
+    me, all_of_us = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+    hosts = MPI.COMM_WORLD.allgather(socket.gethostname())
+    ports = MPI.COMM_WORLD.allgather(free_port())
+    os.environ.update(
+        RANK=f"{me}",
+        WORLD_SIZE=f"{all_of_us}",
+        LOCAL_RANK=f"{hosts[:me].count(hosts[me])}",
+        MASTER_ADDR=hosts[0],
+        MASTER_PORT=f"{ports[0]}",
+    )
+    """,
+    "03.b": """
+    pieces = batch.to(device).chunk(batch.shape[0] // args.micro_batch)
+    total = 0.0
+    with model.no_sync():
+        for piece in pieces[:-1]:
+            part = loss_of(model(piece[:, :-1]), piece[:, 1:]) / len(pieces)
+            part.backward()
+            total += part.item()
+    part = loss_of(model(pieces[-1][:, :-1]), pieces[-1][:, 1:]) / len(pieces)
+    part.backward()
+    loss = torch.tensor(total + part.item(), device=device)
+    dist.all_reduce(loss)
+    loss /= world_size
+    """,
+    "06.a": """
+    into, out_of = ("query", "key", "value", "up"), ("out", "down")
+    PLAN = dict.fromkeys(into, ColwiseParallel()) | dict.fromkeys(out_of, RowwiseParallel())
+    """,
+    "06.b": """
+    numbers = torch.arange(len(model.blocks)).tensor_split(stages)[stage].tolist()
+    for number, block in enumerate(model.blocks):
+        model.blocks[number] = block if number in numbers else nn.Identity()
+    model.embed = model.embed if stage == 0 else nn.Identity()
+    model.head = model.head if stage + 1 == stages else nn.Identity()
+    """,
+    "06.c": """
+    axis = mesh["pp"]
+    stage = PipelineStage(
+        submodule=model, stage_index=axis.get_local_rank(), num_stages=axis.size(),
+        device=device, group=axis.get_group(),
+    )
+    n = args.batch // (dp * args.micro_batch)
+    schedule = Schedule1F1B(stage, n_microbatches=n, loss_fn=lambda *given: loss_of(*given))
+    """,
+    "06.d": """
+    normed = self.norm1(x)
+    q, k, v = (
+        torch.stack(part(normed).split(self.head_width, dim=-1), dim=1)
+        for part in (self.query, self.key, self.value)
+    )
+    """,
+    "04.a": """
+        settings = json.load(args.config)
+        settings["train_micro_batch_size_per_gpu"] = args.micro_batch
+        settings["gradient_accumulation_steps"] = args.batch // world_size // args.micro_batch
+        settings["train_batch_size"] = args.batch
+        engine, optimizer, _, _ = deepspeed.initialize(None, model, optimizer, config=settings)
+        path, client = engine.load_checkpoint(args.save)
+        first = 0
+        if path is not None:
+            first = client["steps"]
+    """,
+    "04.b": """
+        parts = []
+        for i in range(len(micro_batches)):
+            x, y = micro_batches[i][:, :-1], micro_batches[i][:, 1:]
+            parts.append(engine.backward(loss_of(engine(x), y)))
+            if i == 0 and step + 1 == args.steps and rank == 0:
+                print(f"rank 0 holds {held_bytes(model)} bytes", flush=True)
+            engine.step()
+        loss = sum(each.detach() for each in parts)
+        dist.all_reduce(loss)
+        loss /= world_size
+    """,
+    "05.a": """
+        mixed = MixedPrecisionPolicy(torch.bfloat16 if args.bf16 else None, torch.float32)
+        following = None
+        for block in reversed(model.blocks):
+            fully_shard(block, mp_policy=mixed, reshard_after_forward=True)
+            if following is not None:
+                block.set_modules_to_forward_prefetch([following])
+            following = block
+        model = fully_shard(model, mp_policy=mixed)
+        optimizer = torch.optim.AdamW(params=list(model.parameters()), lr=args.lr)
+    """,
+    "05.b": """
+        *early, last = micro_batches
+        for micro_batch in micro_batches:
+            model.set_requires_gradient_sync(micro_batch is last)
+            part = loss_of(model(micro_batch[:, :-1]), micro_batch[:, 1:])
+            (part / len(micro_batches)).backward()
+            loss += part.item() / len(micro_batches)
+        dist.all_reduce(loss)
+        loss /= world_size
+    """,
+}
+
+
+@extended
+@pytest.mark.parametrize("id", OTHER_STYLES)
+def test_a_solution_in_another_style_is_right(shell, tmp_path, id):
+    verdict = tried(shell, id, textwrap.dedent(OTHER_STYLES[id]), tmp_path)
+    assert verdict.state == "right", verdict.text

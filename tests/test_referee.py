@@ -164,6 +164,12 @@ def test_a_script_ends_only_after_its_trace_is_saved(tmp_path, monkeypatch):
     assert trace.load(tmp_path / "rank0.pt")["ended"] == "stopped"
 
 
+def finished(folder: Path, ranks: list) -> SimpleNamespace:
+    """A run whose ranks have ended."""
+    job = SimpleNamespace(script=folder / "x.py")
+    return SimpleNamespace(folder=folder, ranks=ranks, late=False, job=job)
+
+
 @pytest.mark.parametrize(
     "of_the_others, of_rank_3",
     [
@@ -175,8 +181,8 @@ def test_the_rank_for_which_others_wait_is_told_first(of_the_others, of_rank_3, 
     for rank in range(4):
         said = of_rank_3 if rank == 3 else of_the_others.format(rank=rank)
         (tmp_path / f"err{rank}").write_text(said)
-    run = SimpleNamespace(folder=tmp_path, ranks=[SimpleNamespace(exitcode=STUCK)] * 4, late=False)
-    first = Run.complaints(run)[0]
+    ranks = [SimpleNamespace(exitcode=STUCK)] * 4
+    first = Run.complaints(finished(tmp_path, ranks))[0]
     assert first in ("rank 3: stopped at x.py:18: time.sleep(10_000)", f"rank 3: {of_rank_3}")
 
 
@@ -185,7 +191,7 @@ def test_of_an_exception_the_first_line_is_told(tmp_path):
         "Traceback (most recent call last):\n  File \"x.py\"\n    f()\nKeyError: 'w'\nSee more.\n"
     )
     (tmp_path / "err0").write_text(said)
-    run = SimpleNamespace(folder=tmp_path, ranks=[SimpleNamespace(exitcode=1)], late=False)
+    run = finished(tmp_path, [SimpleNamespace(exitcode=1)])
     assert Run.complaints(run) == ["rank 0: KeyError: 'w'"]
 
 

@@ -26,15 +26,15 @@ def unquoted(text: str) -> set[str]:
 
     Single quotes do not count: `sh -c 'python {folder}/train.py'` starts a shell that splits.
     """
-    bare = re.sub(r'"[^"]*"', "", text.replace("$$", ""))
+    bare = re.sub(r'"[^"]*"|\{\{\w.*?\}\}', "", text.replace("$$", ""))  # {{N}} is {N}, unfilled
     return set(re.findall(r"[{$](\w+)", bare))
 
 
 def split_paths(code: str) -> list[str]:
     """Lines of a cell in which a shell, or IPython, would split a path."""
     safe = set(NUMBERS)
-    for name, text in re.findall(r'^(\w+) = f?"(.*)"$', code, re.M):
-        if unquoted(text) <= NUMBERS:  # words of a command
+    for name, is_filled, text in re.findall(r'^(\w+) = (f?)"(.*)"$', code, re.M):
+        if unquoted(text if is_filled else text.replace("{", "")) <= NUMBERS:  # words of a command
             safe.add(name)
     wrong = []
     for line in code.replace("\\\n", " ").splitlines():

@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -140,12 +139,13 @@ def run_rank(rank: int, fault: dict, folder: Path) -> None:
     Path(folder, f"{rank}.json").write_text(json.dumps(here.left()))
 
 
-def forked(rank: int, job: Callable[[int], None]) -> int:
+def forked(rank: int, fault: dict, folder: Path) -> int:
+    """The number of a new process that runs one rank."""
     child = os.fork()
     if child:
         return child
     try:
-        job(rank)
+        run_rank(rank, fault, folder)
         os._exit(0)
     except BaseException:
         traceback.print_exc()
@@ -154,9 +154,7 @@ def forked(rank: int, job: Callable[[int], None]) -> int:
 
 def record(name: str, fault: dict) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        children = [
-            forked(rank, lambda rank: run_rank(rank, fault, Path(folder))) for rank in range(RANKS)
-        ]
+        children = [forked(rank, fault, Path(folder)) for rank in range(RANKS)]
         status = [os.waitpid(child, 0)[1] for child in children]
         found = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(RANKS)]
     assert not any(status), status

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aiscale.lesson.scripts import changed
-from aiscale.measure.referee.judge import Question, judge
+from aiscale.measure.referee.judge import Question, judge, say_progress
 
 HERE = Path(__file__).resolve().parent
 OWN = HERE.parent / "your_own"
@@ -58,7 +58,7 @@ def equality(script, arguments):
             Path(folder, helper).write_bytes((OWN / helper).read_bytes())
         save = ("--save", "{TMP}/checkpoint")
         question = Question(script, (*save, *arguments), RANKS, STEPS, limit_s=300, against=(serial, save))
-        verdict = judge(question, lambda words: print(f"  {words} ...", file=sys.stderr))
+        verdict = judge(question, say_progress)
     return Line("equal", verdict.status == 0, str(verdict).replace("\n", "\n  "))
 
 
@@ -79,7 +79,8 @@ def memory(ranks):
 
 
 def messages(ranks):
-    sent = max((rank["sent"] for rank in ranks), key=lambda sent: sum(sent.values()))
+    totals = [sum(rank["sent"].values()) for rank in ranks]
+    sent = ranks[totals.index(max(totals))]["sent"]
     wire = sum(nbytes * SHARE.get(operation, 0) for operation, nbytes in sent.items()) / STEPS
     seconds = 8 * wire / (LINK_MBIT * 1e6)
     parts = ", ".join(f"{operation} {nbytes / STEPS / 1e6:.0f} MB" for operation, nbytes in sent.items())

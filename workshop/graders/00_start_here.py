@@ -141,7 +141,7 @@ through_one_rank.refuses("hard-coded for the shown numbers", "x", "x.copy_(torch
     "00.2",
     "Half a ring",
     "ring_all_gather",
-    minutes=6,
+    minutes=10,
     ranks=True,
     inplace=True,
     hints=[

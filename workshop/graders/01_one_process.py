@@ -1,13 +1,244 @@
 """Graders of the exercises on one process: torch's attention, its layers, its AdamW, its counter of operations."""
 
+import importlib.util
 import random
 
 import torch
 from torch import nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import gelu, scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
-from aiscale.lesson.grading import exercise, same
+from aiscale.lesson.gap_grader import Gap
+from aiscale.lesson.grading import exercise, require, same
+
+# 01.a ---------------------------------------------------------------------------------------------------------------
+
+layer = Gap(
+    "01.a",
+    "The layer",
+    "model.py",
+    minutes=8,
+    runs="train.py",
+    ranks=1,
+    against_ours=True,
+    hints=[
+        "`h = self.norm1(x)` goes through `self.query`, `self.key` and `self.value`; each becomes (B, H, T, D / H).",
+        "After attention `transpose(1, 2)` and `flatten(2)` bring back (B, T, D) for `self.out`. Add the result to x: "
+        "this sum is what `self.norm2` reads.",
+        "The last line: `return x + self.down(gelu(self.up(self.norm2(x))))`.",
+    ],
+    solution="""
+        h = self.norm1(x)
+        q, k, v = (  # (B, H, T, D / H)
+            part(h).unflatten(-1, (-1, self.head_width)).transpose(1, 2) for part in (self.query, self.key, self.value)
+        )
+        attended = scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        return x + self.down(gelu(self.up(self.norm2(x))))
+    """,
+)
+
+
+def forward(
+    block,
+    x,
+    kept=True,
+    causal=True,
+    heads="heads",
+    back=True,
+    out=True,
+    mlp=gelu,
+    first=None,
+    read=None,
+    order=(0, 1, 2),
+):
+    """A layer's result with one mistake, or none. `first`, `read`: what is added to, what the MLP reads."""
+    h = block.norm1(x)
+    parts = [(block.query, block.key, block.value)[i](h) for i in order]
+    width = {"heads": (-1, block.head_width), "one": (1, -1), "turned": (block.head_width, -1), "tokens": None}[heads]
+    if width is None:  # the dims of tokens and heads not exchanged
+        attended = scaled_dot_product_attention(
+            *(part.unflatten(-1, (-1, block.head_width)) for part in parts), is_causal=causal
+        ).transpose(1, 2)
+    else:
+        attended = scaled_dot_product_attention(
+            *(part.unflatten(-1, width).transpose(1, 2) for part in parts), is_causal=causal
+        )
+    joined = attended.transpose(1, 2).flatten(2) if back else attended.reshape(x.shape)
+    made = block.out(joined) if out else joined
+    x_after = {None: x, "nothing": 0, "normed": h}[first] + made
+    read_by_mlp = {None: block.norm2(x_after), "plain": x_after, "old": block.norm2(x)}[read]
+    return kept * x_after + block.down(mlp(block.up(read_by_mlp)))
+
+
+MISTAKES = {
+    "each token sees later ones as well: attention is not causal": {"causal": False},
+    "one head reads the whole width: the heads are not separated": {"heads": "one"},
+    "the heads are cut the other way: the numbers of a head lie side by side": {"heads": "turned"},
+    "heads attend to each other in place of tokens: exchange the two dims with transpose(1, 2)": {"heads": "tokens"},
+    "the heads come back in another order: transpose(1, 2) before flatten(2)": {"back": False},
+    "query and key are exchanged": {"order": (1, 0, 2)},
+    "key and value are exchanged": {"order": (0, 2, 1)},
+    "`self.out` is missing": {"out": False},
+    "x is not added to what attention makes": {"first": "nothing"},
+    "attention's result is added to the normed x, not to x": {"first": "normed"},
+    "x is not added to what the MLP makes": {"kept": False},
+    "gelu is missing between up and down": {"mlp": lambda x: x},
+    "this is relu, and the drawing has GELU": {"mlp": torch.relu},
+    "the MLP reads its input without a norm": {"read": "plain"},
+    "the MLP reads the layer's input, not the sum after attention": {"read": "old"},
+}
+
+
+@layer.look
+def the_layer_alone(folder):
+    spec = importlib.util.spec_from_file_location("model_of_a_try", folder / "model.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        block, x = module.Block(12, 3).double(), torch.randn(2, 5, 12).double()
+    with torch.no_grad():
+        for norm in (block.norm1, block.norm2):
+            norm.weight.mul_(1.5)
+        for weight in block.parameters():
+            weight.mul_(3)  # so that no mistake hides
+        kept = x.clone()
+        try:
+            found = block(x)
+        except Exception as error:
+            require(False, f"`forward` stops, for x of shape {tuple(x.shape)}: {type(error).__name__}: {error}")
+        require(found is not None, "`forward` returns nothing")
+        require(torch.equal(kept, x), "`forward` changes x itself: write x = x + ..., not x += ...")
+        causes = {words: forward(block, x, **mistake) for words, mistake in MISTAKES.items()}
+        same(found, forward(block, x), "the layer's result", causes=causes, rtol=1e-9)
+
+
+def _layer(*changes):
+    lines = layer.lines
+    for old, new in changes:
+        assert old in lines, old
+        lines = lines.replace(old, new)
+    return lines
+
+
+layer.refuses("no mask", "attention is not causal", _layer((", is_causal=True", "")))
+layer.refuses("one head", "heads are not separated", _layer(("(-1, self.head_width)", "(1, -1)")))
+layer.refuses(
+    "heads cut the other way", "cut the other way", _layer(("(-1, self.head_width)", "(self.head_width, -1)"))
+)
+layer.refuses(
+    "heads for tokens",
+    "heads attend to each other",
+    _layer((".transpose(1, 2) for", " for"), ("attended.transpose(1, 2).flatten(2)", "attended.flatten(2)")),
+)
+layer.refuses(
+    "reshaped, not transposed",
+    "in another order",
+    _layer(("attended.transpose(1, 2).flatten(2)", "attended.reshape(x.shape)")),
+)
+layer.refuses(
+    "flattened, not transposed",
+    "stops, for x of shape",
+    _layer(("attended.transpose(1, 2).flatten", "attended.flatten")),
+)
+layer.refuses(
+    "without out",
+    "`self.out` is missing",
+    _layer(("self.out(attended.transpose(1, 2).flatten(2))", "attended.transpose(1, 2).flatten(2)")),
+)
+layer.refuses("no sum at attention", "not added to what attention", _layer(("x = x + self.out", "x = self.out")))
+layer.refuses("the normed x", "added to the normed x", _layer(("x = x + self.out", "x = h + self.out")))
+layer.refuses("no sum at the MLP", "not added to what the MLP", _layer(("return x + self.down", "return self.down")))
+layer.refuses("no GELU", "gelu is missing", _layer(("gelu(self.up(self.norm2(x)))", "self.up(self.norm2(x))")))
+layer.refuses("no second norm", "without a norm", _layer(("self.norm2(x)", "x")))
+layer.refuses("no return", "returns nothing", _layer(("return x +", "x = x +")))
+layer.refuses("in place", "changes x itself", _layer(("x = x + self.out", "x += self.out")))
+layer.refuses(
+    "query for key", "query and key are exchanged", _layer(("(self.query, self.key,", "(self.key, self.query,"))
+)
+
+# 01.b ---------------------------------------------------------------------------------------------------------------
+
+step = Gap(
+    "01.b",
+    "A step",
+    "train.py",
+    minutes=8,
+    ranks=1,
+    against_ours=True,
+    explained={
+        "does not require grad": "backward needs the loss with its graph: detach() is for the sum that is printed",
+        "backward through the graph a second time": "each micro-batch has a graph, and one backward pass",
+        "can't be converted to Scalar": "a loss of each byte, not their mean: is it loss_of's?",
+    },
+    hints=[
+        "For each micro-batch: the model's answer to `micro_batch[:, :-1]`, its loss against `micro_batch[:, 1:]`, and "
+        "`backward()`. Gradients add up, so of what is the sum a mean?",
+        "Divide each loss by `len(micro_batches)` before `backward()`, and add it to `loss` without its graph.",
+        "After the loop, once a step: clip, `optimizer.step()`, `optimizer.zero_grad()`, in this order.",
+    ],
+    solution="""
+        for micro_batch in micro_batches:
+            part = loss_of(model(micro_batch[:, :-1]), micro_batch[:, 1:]) / len(micro_batches)
+            part.backward()
+            loss += part.detach()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    """,
+)
+
+
+@step.demand
+def a_step_has_micro_batches(tried):
+    pieces = tried.micro_batches  # of the first step of the optimizer
+    require(pieces > 0, "the optimizer takes a step, and no backward pass has made a gradient")
+    require(pieces <= 8, "the optimizer takes no step")
+    apart = "the optimizer takes a step after each micro-batch: one is enough, after the loop"
+    require(pieces == 8 or not tried.verdict.unknown, apart)
+    require(pieces == 8, f"the batch is computed in {pieces} pieces, and --micro-batch makes 8: memory is for those")
+
+
+def _step(*changes):
+    lines = step.lines
+    for old, new in changes:
+        assert old in lines, old
+        lines = lines.replace(old, new)
+    return lines
+
+
+_CLIP, _STEP, _ZERO = step.lines.splitlines()[-3:]
+step.refuses("the gradients stay", "zero_grad()", _step((_ZERO, "")))
+step.refuses("no division", "not divided by their number", _step((" / len(micro_batches)", "")))
+step.refuses("divided by the batch", "scaled otherwise", _step(("len(micro_batches)", "len(batch)")))
+step.refuses("zero_grad in the loop", "zero_grad()", _step(("    part = ", "    optimizer.zero_grad()\n    part = ")))
+step.refuses(
+    "a step for each micro-batch",
+    "after each micro-batch",
+    _step((_STEP, ""), ("    loss +=", "    optimizer.step()\n    loss +=")),
+)
+step.refuses("not clipped", "is it clipped", _step((_CLIP, "")))
+step.refuses("clipped to another length", "clipped by another norm, or to another number", _step(("1.0", "0.5")))
+step.refuses(
+    "clipped after the step", "right before it is clipped", _step((_CLIP + "\n" + _STEP, _STEP + "\n" + _CLIP))
+)
+step.refuses(
+    "zero_grad before the step", "after the step, not before it", _step((_STEP + "\n" + _ZERO, _ZERO + "\n" + _STEP))
+)
+step.refuses("no backward", "no backward pass", _step(("    part.backward()\n", "")))
+step.refuses("no step", "takes no step", _step((_STEP, "")))
+step.refuses("targets are the inputs", "scaled otherwise", _step(("micro_batch[:, 1:]", "micro_batch[:, :-1]")))
+step.refuses("the loss of the last", "is the mean", _step(("loss += part.detach()", "loss = part.detach()")))
+step.refuses(
+    "the whole batch at once",
+    "in 1 pieces",
+    """
+    loss = loss_of(model(batch[:, :-1]), batch[:, 1:])
+    loss.backward()
+    """
+    + "\n    ".join(["", _CLIP, _STEP, _ZERO]),
+)
 
 # 01.1 ---------------------------------------------------------------------------------------------------------------
 

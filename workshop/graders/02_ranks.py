@@ -1,6 +1,11 @@
 """Graders of the exercises on messages: what arrives and who sends, drawn latencies, a ring played step by step."""
 
+import json
 import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -73,6 +78,155 @@ mean_over_ranks.refuses(
     for weight in model.parameters():
         dist.all_reduce(weight.grad, dist.ReduceOp.AVG)
     """,
+)
+
+# 02.b ---------------------------------------------------------------------------------------------------------------
+
+from_mpi = Gap(
+    "02.b",
+    "Five variables from MPI",
+    "with_mpi.py",
+    minutes=8,
+    said="four processes on two nodes would have become ranks 0 to 3, which meet at rank 0's node",
+    hints=[
+        "`world = MPI.COMM_WORLD`. `RANK` and `WORLD_SIZE` are its rank and its size, as text: `str(...)`.",
+        "The rank in the group that `Split_type` returns is `LOCAL_RANK`.",
+        "Two ranks that each find a free port have found two. Rank 0 finds one, and "
+        "`address, port = world.bcast(...)` brings it to all.",
+    ],
+    solution="""
+    world = MPI.COMM_WORLD  # all processes that mpiexec has started
+    node = world.Split_type(MPI.COMM_TYPE_SHARED)  # those that share this one's memory
+    meet = (socket.gethostname(), free_port()) if world.Get_rank() == 0 else None
+    address, port = world.bcast(meet)
+    os.environ["RANK"] = str(world.Get_rank())
+    os.environ["WORLD_SIZE"] = str(world.Get_size())
+    os.environ["LOCAL_RANK"] = str(node.Get_rank())
+    os.environ["MASTER_ADDR"] = address
+    os.environ["MASTER_PORT"] = str(port)
+    """,
+)
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+#: On each of four processes, which are to believe that they are two on each of two nodes.
+AS_ON_TWO_NODES = """
+import json, os, socket, sys
+import mpi4py
+from mpi4py import MPI
+
+class World(type(MPI.COMM_WORLD)):
+    def Split_type(self, *args, **kwargs):
+        return self.Split(self.Get_rank() // 2)
+
+class Known:
+    COMM_WORLD = World(MPI.COMM_WORLD)
+    def __getattr__(self, name):
+        return getattr(MPI, name)
+
+rank = MPI.COMM_WORLD.Get_rank()
+mpi4py.MPI = Known()
+names = sys.argv[2:]
+for name in names:
+    os.environ.pop(name, None)
+os.environ.update({name: str(rank % 2) for name in ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK")})
+host = f"host{rank // 2}"
+socket.gethostname = socket.getfqdn = lambda *name: host
+socket.gethostbyname = lambda name: f"10.0.0.{name[-1]}"
+sys.path.insert(0, sys.argv[1])
+import with_mpi
+with_mpi.setup_distributed_env()
+with open(f"{sys.argv[1]}/said{rank}", "w") as said:
+    json.dump({name: os.environ.get(name) for name in names}, said)
+"""
+MEANS = {
+    "str expected": "`os.environ` takes text: `str(...)`",
+    "NoneType": "`bcast` returns what rank 0 has, and leaves its argument as it is",
+    "not enough values to unpack": "all ranks call `bcast`, and it returns rank 0's value",
+}
+
+
+@from_mpi.look
+def four_processes(folder):
+    mpiexec = shutil.which("mpiexec", path=Path(sys.executable).parent) or shutil.which("mpiexec")
+    if not mpiexec:
+        raise RuntimeError("there is no mpiexec")
+    command = [mpiexec, "-n", "4", sys.executable, "-c", AS_ON_TWO_NODES, folder, *VARIABLES]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except subprocess.TimeoutExpired:
+        require(False, "after a minute some rank still waits: does every rank call `bcast`?")
+    errors = [line for line in done.stderr.splitlines() if "Error: " in line]
+    if errors or done.returncode:
+        means = [words for part, words in MEANS.items() if errors and part in errors[0]]
+        require(False, ". ".join([f"with_mpi.py stopped: {errors[0] if errors else done.stderr[-200:]}", *means]))
+    found = [json.loads((folder / f"said{rank}").read_text()) for rank in range(4)]
+    for name in VARIABLES:
+        lacking = [rank for rank in range(4) if found[rank][name] is None]
+        require(not lacking, f"{name} is not in `os.environ` of ranks {lacking}")
+    has = {name: [mine[name] for mine in found] for name in VARIABLES}
+    require(has["RANK"] == ["0", "1", "2", "3"], f"RANK is {', '.join(has['RANK'])} on the four ranks")
+    require(has["WORLD_SIZE"] == 4 * ["4"], f"WORLD_SIZE is {has['WORLD_SIZE'][0]}, and four processes were started")
+    local, shared = has["LOCAL_RANK"], "two ranks of a node would take the same GPU"
+    if local == 4 * ["0"]:
+        shared += " (the slides write 0 because a rank sees one GPU alone there)"
+    require(local[0] != local[1], f"LOCAL_RANK is {local[0]} on ranks 0 and 1 of one node: {shared}")
+    right = f"LOCAL_RANK is {', '.join(local)}, and each of two nodes has two ranks: it counts those of one node"
+    require(local == ["0", "1", "0", "1"], right)
+    addresses, ports = set(has["MASTER_ADDR"]), set(has["MASTER_PORT"])
+    require(len(addresses) == 1, "MASTER_ADDR is another on each node: all need rank 0's, by `bcast`")
+    (address,) = addresses
+    local = address == "localhost" or address.startswith("127.")
+    require(not local, f"{address} is another machine on each node: take the host name of rank 0")
+    require(
+        address not in ("host1", "10.0.0.1"), "MASTER_ADDR is the host of the last ranks, and rank 0 opens the store"
+    )
+    require(len(ports) == 1, "each rank has found a port of its own: all need rank 0's, by `bcast`")
+    (port,) = ports
+    require(
+        port.isdigit() and 1023 < int(port) < 65536, f"MASTER_PORT is {port}: a port that programs may open is meant"
+    )
+
+
+def _set(*changes):
+    lines = from_mpi.lines
+    for old, new in changes:
+        assert old in lines, old
+        lines = lines.replace(old, new)
+    return lines
+
+
+from_mpi.refuses("numbers, not text", "`os.environ` takes text", _set(("str(world.Get_rank())", "world.Get_rank()")))
+from_mpi.refuses("LOCAL_RANK of the slides", "the same GPU", _set(("str(node.Get_rank())", '"0"')))
+from_mpi.refuses(
+    "LOCAL_RANK of all", "it counts those of one node", _set(("str(node.Get_rank())", "str(world.Get_rank())"))
+)
+from_mpi.refuses("RANK of the node", "RANK is 0, 1, 0, 1", _set(("str(world.Get_rank())", "str(node.Get_rank())")))
+from_mpi.refuses("WORLD_SIZE of the node", "WORLD_SIZE is 2", _set(("str(world.Get_size())", "str(node.Get_size())")))
+from_mpi.refuses("rank for size", "WORLD_SIZE is 0", _set(("str(world.Get_size())", "str(world.Get_rank())")))
+from_mpi.refuses("a port for each", "a port of its own", _set(("= str(port)", "= str(free_port())")))
+from_mpi.refuses("a host for each", "is another on each node", _set(("= address", "= socket.gethostname()")))
+from_mpi.refuses("localhost", "another machine on each node", _set(("socket.gethostname()", '"localhost"')))
+from_mpi.refuses("no port", "MASTER_PORT is not in", _set(('os.environ["MASTER_PORT"] = str(port)', "")))
+from_mpi.refuses("variables of Python", "RANK is not in", _set(('os.environ["RANK"] =', "RANK =")))
+from_mpi.refuses(
+    "bcast writes nothing",
+    "returns what rank 0 has",
+    _set(("address, port = world.bcast(meet)", "world.bcast(meet)\naddress, port = meet")),
+)
+from_mpi.refuses(
+    "rank 0 alone calls bcast",
+    "with_mpi.py stopped",
+    _set(
+        (
+            "address, port = world.bcast(meet)",
+            "if world.Get_rank() == 0:\n    address, port = world.bcast(meet)",
+        )
+    ),
+)
+from_mpi.refuses(
+    "the last rank chooses",
+    "rank 0 opens the store",
+    _set(("Get_rank() == 0 else", "Get_rank() == 3 else"), ("bcast(meet)", "bcast(meet, 3)")),
 )
 
 # 02.1 ---------------------------------------------------------------------------------------------------------------

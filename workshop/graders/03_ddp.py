@@ -5,7 +5,10 @@ import random
 import torch
 from torch import nn
 
+from aiscale.lesson.gap_grader import Gap
 from aiscale.lesson.grading import exercise, require, same_on_ranks
+
+GRADIENT_BYTES = 4 * 236_928  # of the model of model.py, in fp32
 
 
 def serial_gradient(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -23,6 +26,222 @@ def draw_model() -> nn.Module:
 def draw_batch(model: nn.Module, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(samples, model[0].in_features).double(), torch.randn(samples, 1).double()
 
+
+# 03.a ---------------------------------------------------------------------------------------------------------------
+
+_NOT_WRAPPED = "`model` is not the DDP module: the wrapper is a new object, and keeps the name `model`"
+
+wrapper = Gap(
+    "03.a",
+    "The wrapper",
+    "train_ddp.py",
+    minutes=3,
+    explained={
+        "has no attribute 'no_sync'": _NOT_WRAPPED,
+        "has no attribute 'module'": _NOT_WRAPPED,
+        "any parameter that requires a gradient": "DDP averages the gradients of weights that learn; these are frozen",
+        "device_ids": "on CPUs, and where the model is on its GPU already, DDP needs no device_ids",
+    },
+    hints=[
+        "`DistributedDataParallel(module)` returns a module that is called as the one inside.",
+        "Give the wrapper the name `model`, so that the lines below use it. The optimizer has the parameters already.",
+    ],
+    solution="model = DistributedDataParallel(model)",
+)
+
+wrapper.refuses("not kept", "the wrapper is a new object", "DistributedDataParallel(model)")
+wrapper.refuses("another name", "keeps the name `model`", "ddp = DistributedDataParallel(model)")
+wrapper.refuses("DataParallel", "keeps the name `model`", "model = torch.nn.DataParallel(model)")
+wrapper.refuses(
+    "a device of the CPU", "needs no device_ids", "model = DistributedDataParallel(model, device_ids=[rank])"
+)
+wrapper.refuses(
+    "a model that the optimizer does not have",
+    "updates other tensors",
+    "model = DistributedDataParallel((Llama() if args.llama else GPT()).to(device))",
+)
+wrapper.refuses(
+    "the first blocks alone",
+    "keeps the name `model`",
+    "model.blocks = DistributedDataParallel(model.blocks)",
+)
+wrapper.refuses(
+    "frozen",
+    "these are frozen",
+    "model = DistributedDataParallel(model.requires_grad_(False))",
+)
+wrapper.refuses(
+    "another optimizer",
+    "the optimizer's settings",
+    """
+    model = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
+    """,
+)
+wrapper.refuses(
+    "drawn anew after the wrapping",
+    "different initial weights",
+    """
+    model = DistributedDataParallel(model)
+    torch.manual_seed(rank)
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.02)
+    """,
+)
+
+# 03.b ---------------------------------------------------------------------------------------------------------------
+
+once = Gap(
+    "03.b",
+    "Send once",
+    "train_ddp.py",
+    minutes=8,
+    explained={
+        "does not require grad": "no loss reaches the parameters: is `backward` called for each micro-batch?",
+        "backward through the graph a second time": "`loss` keeps the graphs of all micro-batches: add `part.detach()`",
+    },
+    hints=[
+        "Cut the share, and loop over the pieces as `train_ranks.py` does: each loss divided by their number, its "
+        "backward pass, and `part.detach()` added to `loss`.",
+        "Only the last micro-batch may send. `enumerate` tells which one it is; all others run under "
+        "`with model.no_sync():`, forward pass and backward pass.",
+        "`with nullcontext() if last else model.no_sync():` is one `with` for both. After the loop "
+        "`dist.all_reduce(loss, dist.ReduceOp.AVG)`.",
+    ],
+    solution="""
+        loss = torch.zeros((), device=device)
+        micro_batches = batch.to(device).split(args.micro_batch)
+        for i, micro_batch in enumerate(micro_batches):
+            last = i + 1 == len(micro_batches)
+            with nullcontext() if last else model.no_sync():  # gradients are sent once a step
+                part = loss_of(model(micro_batch[:, :-1]), micro_batch[:, 1:]) / len(micro_batches)
+                part.backward()
+            loss += part.detach()
+        dist.all_reduce(loss, dist.ReduceOp.AVG)  # each rank knows the loss of its own share
+    """,
+)
+
+
+@once.demand
+def micro_batches_send_once(tried):
+    pieces, times = tried.micro_batches, tried.traffic.get("all_reduce", 0) / GRADIENT_BYTES
+    require(
+        pieces == 4, f"a rank computes its share in {pieces} pieces, and --micro-batch makes 4: memory is for those"
+    )
+    require(times < 1.5, f"gradients are sent {times:.0f} times a step: of all micro-batches only the last may send")
+
+
+def _loop(before="", of="model.no_sync()", last="i + 1 == len(micro_batches)", loss="part.detach()", divided=True):
+    """The loop with one mistake."""
+    return f"""
+        loss = torch.zeros((), device=device)
+        micro_batches = batch.to(device).split(args.micro_batch)
+        for i, micro_batch in enumerate(micro_batches):
+            {before}
+            with nullcontext() if {last} else {of}:
+                part = loss_of(model(micro_batch[:, :-1]), micro_batch[:, 1:]){" / len(micro_batches)" * divided}
+                part.backward()
+            loss += {loss}
+        dist.all_reduce(loss, dist.ReduceOp.AVG)
+    """
+
+
+once.refuses("no_sync forgotten", "no_sync() sends them once", _loop(of="nullcontext()"))
+once.refuses("no_sync on all", "never averaged", _loop(last="False"))
+once.refuses("the last index is one off", "never averaged", _loop(last="i == len(micro_batches)"))
+once.refuses("the first one sends", "one part of it was averaged", _loop(last="i == 0"))
+once.refuses("two send", "sent 2 times", _loop(last="i > 1"))
+once.refuses("the contexts exchanged", "one part of it was averaged", _loop(last="i + 1 < len(micro_batches)"))
+once.refuses("no division by the micro-batches", "not divided by their number", _loop(divided=False))
+once.refuses("set to zero in the loop", "is zero_grad() called once a step", _loop(before="optimizer.zero_grad()"))
+once.refuses(
+    "the backward pass alone under no_sync",
+    "no_sync() sends them once",
+    """
+    loss = torch.zeros((), device=device)
+    micro_batches = batch.to(device).split(args.micro_batch)
+    for i, micro_batch in enumerate(micro_batches):
+        part = loss_of(model(micro_batch[:, :-1]), micro_batch[:, 1:]) / len(micro_batches)
+        with nullcontext() if i + 1 == len(micro_batches) else model.no_sync():
+            part.backward()
+        loss += part.detach()
+    dist.all_reduce(loss, dist.ReduceOp.AVG)
+    """,
+)
+once.refuses("the loss of rank 0", "is the mean", _loop().replace("dist.all_reduce(loss, dist.ReduceOp.AVG)", ""))
+once.refuses(
+    "averaged once more by hand",
+    "divided by the number of ranks twice",
+    _loop()
+    + """
+        for weight in model.parameters():
+            weight.grad /= world_size
+    """,
+)
+once.refuses(
+    "the share in one piece",
+    "in 1 pieces, and --micro-batch makes 4",
+    """
+    loss = loss_of(model(batch[:, :-1]), batch[:, 1:])
+    loss.backward()
+    loss = loss.detach()
+    dist.all_reduce(loss, dist.ReduceOp.AVG)
+    """,
+)
+
+# 03.c ---------------------------------------------------------------------------------------------------------------
+
+saved = Gap(
+    "03.c",
+    "What is saved",
+    "train_ddp.py",
+    minutes=3,
+    arguments="--save-every 1",
+    explained={"has no attribute 'state_dict'": "`save` takes the model and the optimizer, not what they would save"},
+    hints=[
+        "The names of a DDP module begin with `module.`: that is the attribute in which it keeps the model.",
+        "`save` asks for the rank itself, and all ranks call it. After step 0 one step is done.",
+    ],
+    solution="save(args.save, model.module, optimizer, step + 1)",
+)
+
+
+@saved.demand
+def train_py_goes_on_from_it(tried):
+    require(isinstance(tried.saved, dict), "there is no checkpoint at `args.save`")
+    missing = {"model", "optimizer", "steps"} - set(tried.saved)
+    require(not missing, f"the checkpoint lacks {', '.join(sorted(missing))}: `save` writes all three")
+    first = next(iter(tried.saved["model"]), "nothing")
+    require(
+        not first.startswith("module."),
+        f"the checkpoint has a weight `{first}`, which train.py does not know: save the model inside",
+    )
+    require("embed.token.weight" in tried.saved["model"], "the checkpoint has not all weights of the model")
+    require(tried.saved["optimizer"]["state"], "the checkpoint has no states of the optimizer")
+    steps, done = tried.saved["steps"], tried.verdict.steps
+    require(steps >= done, f"the checkpoint counts {steps} steps, and {done} are done: a run would take one again")
+
+
+saved.refuses("the wrapped model", "save the model inside", "save(args.save, model, optimizer, step + 1)")
+saved.refuses("the step that ran", "a run would take one again", "save(args.save, model.module, optimizer, step)")
+saved.refuses(
+    "what the model saves",
+    "not what they would save",
+    "save(args.save, model.module.state_dict(), optimizer, step + 1)",
+)
+saved.refuses(
+    "weights alone",
+    "lacks model, optimizer, steps",
+    "if rank == 0:\n    torch.save(model.module.state_dict(), args.save)",
+)
+saved.refuses("in another place", "no checkpoint", 'save("checkpoint.pt", model.module, optimizer, step + 1)')
+saved.refuses("nothing", "no checkpoint", "pass")
+saved.refuses("a block alone", "not all weights", "save(args.save, model.module.blocks, optimizer, step + 1)")
+saved.refuses(
+    "a new optimizer",
+    "no states of the optimizer",
+    "save(args.save, model.module, torch.optim.AdamW(model.parameters()), step + 1)",
+)
 
 # 03.1 ---------------------------------------------------------------------------------------------------------------
 

@@ -1,12 +1,193 @@
 """Graders of the exercises on ZeRO: pieces are compared with labelled numbers, clipping with torch's."""
 
 import random
+import re
 
 import numpy as np
 import torch
 
 from aiscale import cost
+from aiscale.lesson.gap_grader import Gap
 from aiscale.lesson.grading import exercise, require, same_on_ranks
+
+# 04.a ---------------------------------------------------------------------------------------------------------------
+
+engine = Gap(
+    "04.a",
+    "The engine",
+    "train_zero.py",
+    minutes=7,
+    arguments="--steps 2",
+    limit_s=150,
+    explained={
+        "'tuple' object has no attribute": "initialize returns several things, of which the engine is the first",
+        "'NoneType'": "where no checkpoint is, load_checkpoint returns None, None: then begin with step 0",
+        "requires an optimizer": "initialize was given none",
+        "'str' and 'str'": 'the two "auto" of the JSON are still there: write the numbers of this run over them',
+        "samples in a step": "train_batch_size counts the samples of a step over all ranks, and "
+        "train_micro_batch_size_per_gpu those that a rank computes at once",
+    },
+    hints=[
+        "The JSON is a dict, in which both sizes are `auto`: `settings |= {...}` writes this run's over them.",
+        "`deepspeed.initialize` takes model, optimizer and config by these names, and returns a tuple: `engine, *_`.",
+        '`engine.load_checkpoint` returns the folder, or None, and the dict that was saved: `saved["steps"]`.',
+    ],
+    solution="""
+    settings = json.load(args.config)
+    settings |= {"train_batch_size": args.batch, "train_micro_batch_size_per_gpu": args.micro_batch}
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+    check_shared(args.save)
+    folder, saved = engine.load_checkpoint(args.save)
+    first = saved["steps"] if folder else 0
+    """,
+)
+
+
+@engine.demand_with("--steps 2", after="--steps 1")
+def goes_on_from_its_checkpoint(tried):
+    found = dict(re.findall(r"^step (\d+) loss (\S+)", tried.printed, flags=re.MULTILINE))
+    right = dict(re.findall(r"^step (\d+) loss (\S+)", tried.expected, flags=re.MULTILINE))["1"]
+    told = "started again after one step it begins at step 0: set `first` to the steps that were saved"
+    require(sorted(found) == ["1"], told)
+    told = f"started again after one step it has the loss {found['1']}, where {right} is right: load the checkpoint"
+    require(abs(float(found["1"]) - float(right)) < 2e-5, told)
+
+
+_ENGINE = """
+settings = json.load(args.config)
+settings |= {{"train_batch_size": {batch}, "train_micro_batch_size_per_gpu": {micro_batch}}}
+{given} = deepspeed.initialize({of})
+check_shared(args.save)
+{load}
+"""
+
+
+def refuse_engine(name: str, message: str, **wrong: str) -> None:
+    right = {"batch": "args.batch", "micro_batch": "args.micro_batch", "given": "engine, *_"}
+    right |= {"of": "model=model, optimizer=optimizer, config=settings"}
+    right |= {"load": 'folder, saved = engine.load_checkpoint(args.save)\nfirst = saved["steps"] if folder else 0'}
+    engine.refuses(name, message, _ENGINE.format(**right | wrong))
+
+
+refuse_engine(
+    "a step for each micro-batch", "those that a rank computes at once", micro_batch="args.batch // world_size"
+)
+refuse_engine("the batch of a rank", "over all ranks", batch="args.batch // world_size")
+refuse_engine("the whole tuple", "of which the engine is the first", given="engine")
+refuse_engine("no optimizer", "was given none", of="model=model, config=settings")
+refuse_engine(
+    "the JSON as it is",
+    "are still there",
+    of="model=model, optimizer=optimizer, config=json.load(open(args.config.name))",
+)
+refuse_engine("it never goes on", "begins at step 0", load="engine.load_checkpoint(args.save)\nfirst = 0")
+refuse_engine(
+    "it takes a checkpoint for granted",
+    "begin with step 0",
+    load='folder, saved = engine.load_checkpoint(args.save)\nfirst = saved["steps"]',
+)
+refuse_engine(
+    "nothing is loaded",
+    "load the checkpoint",
+    load='from pathlib import Path\nfirst = int(Path(args.save, "latest").exists())',
+)
+refuse_engine(
+    "clipped to another number",
+    "the update differs",
+    of='model=model, optimizer=optimizer, config=settings | {"gradient_clipping": 0.0}',
+)
+
+# 04.b ---------------------------------------------------------------------------------------------------------------
+
+its_step = Gap(
+    "04.b",
+    "A step of the engine",
+    "train_zero.py",
+    minutes=6,
+    arguments="--steps 2",
+    against_arguments="--micro-batch 4",  # so that a factor tells ranks from micro-batches
+    limit_s=150,
+    explained={
+        "took a step": "engine.step counts micro-batches: call it after each micro-batch, and it acts after the last",
+        "Expected parameter `tensor`": "weights have no gradient, for the engine has them, and averages them",
+        "updates other tensors": "the engine updates copies of the weights: call engine.step",
+        "KeyError": "the engine takes a step, and there was no backward pass",
+        "samples in a step": "the optimizer takes a step after each micro-batch: leave it to the engine",
+    },
+    hints=[
+        "The engine takes the model's place, in the forward pass too, and does all that stands behind the loop in "
+        "train_ranks.py: it averages, clips, updates, and clears gradients.",
+        "It counts micro-batches: `engine.backward` divides by their number, and `engine.step`, which is called after "
+        "each, acts after the last one.",
+        "The loss is yours: the mean over the micro-batches, and over the ranks.",
+    ],
+    solution="""
+        for i, micro_batch in enumerate(micro_batches):
+            part = loss_of(engine(micro_batch[:, :-1]), micro_batch[:, 1:])
+            engine.backward(part)  # divides by the number of micro-batches
+            if i == 0 and step + 1 == args.steps and rank == 0:
+                print(f"rank 0 holds {held_bytes(model)} bytes", flush=True)
+            engine.step()  # acts after the last micro-batch only
+            loss += part.detach() / len(micro_batches)
+        dist.all_reduce(loss, dist.ReduceOp.AVG)  # each rank knows the loss of its own share
+    """,
+)
+
+
+@its_step.demand
+def says_what_it_holds(tried):
+    told = "rank 0 does not say in the last step what it holds: put the two lines that are given after engine.backward"
+    require("rank 0 holds" in tried.printed or tried.verdict.unknown, told)
+
+
+_STEP = """
+for i, micro_batch in enumerate(micro_batches):
+    part = loss_of({model}(micro_batch[:, :-1]), micro_batch[:, 1:]){over}
+    {backward}
+    if i == 0 and step + 1 == args.steps and rank == 0:
+        print(f"rank 0 holds {{held_bytes(model)}} bytes", flush=True)
+    {step}
+    loss += part.detach(){share}
+{last}
+"""
+_MEAN = "dist.all_reduce(loss, dist.ReduceOp.AVG)"
+
+
+def refuse_step(name: str, message: str, **wrong: str) -> None:
+    right = {"model": "engine", "over": "", "backward": "engine.backward(part)", "step": "engine.step()"}
+    its_step.refuses(name, message, _STEP.format(**right | {"share": " / len(micro_batches)", "last": _MEAN} | wrong))
+
+
+refuse_step("divided twice", "twice", over=" / len(micro_batches)", share="")
+refuse_step("the optimizer steps, too", "leave it to the engine", step="engine.step()\n    optimizer.step()")
+refuse_step(
+    "the optimizer steps instead", "call engine.step", step="", last=f"optimizer.step()\noptimizer.zero_grad()\n{_MEAN}"
+)
+refuse_step(
+    "only after the last", "after each micro-batch", step="if i + 1 == len(micro_batches):\n        engine.step()"
+)
+refuse_step("one step after the loop", "after each micro-batch", step="", last=f"engine.step()\n{_MEAN}")
+refuse_step("no step", "after each micro-batch", step="")
+refuse_step("no backward", "no backward pass", backward="pass")
+refuse_step("the loss of rank 0", "is the mean", last="")
+refuse_step("a sum of losses", "is the mean", share="")
+refuse_step(
+    "averaged by hand",
+    "the engine has them",
+    last=f"for weight in model.parameters():\n    dist.all_reduce(weight.grad, dist.ReduceOp.AVG)\n{_MEAN}",
+)
+refuse_step("silent", "the two lines that are given", backward="engine.backward(part)\n    i = 1")
+its_step.refuses(
+    "the whole batch at once",
+    "after each micro-batch",
+    f"""
+    part = loss_of(engine(batch[:, :-1]), batch[:, 1:])
+    engine.backward(part)
+    engine.step()
+    loss += part.detach()
+    {_MEAN}
+    """,
+)
 
 # 04.1 ---------------------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,204 @@ import random
 
 import torch
 
+from aiscale.lesson.gap_grader import Gap
 from aiscale.lesson.grading import exercise, require, same, same_on_ranks
+
+# 05.a ---------------------------------------------------------------------------------------------------------------
+
+P = 4 * 236_928  #: bytes of the GPT's parameters in fp32
+MICRO_BATCHES = 4  #: of 2 sequences: a step has 16, on two ranks
+
+units = Gap(
+    "05.a",
+    "Units",
+    "train_fsdp.py",
+    minutes=8,
+    explained={
+        "Invariant encountered": "parameters of a unit are cut again: fully_shard(model) comes after its blocks",
+        "can only be applied to a module once": "a module is made a unit twice",
+        "no attribute 'set_requires_gradient_sync'": "the model itself is no unit: call fully_shard(model), too",
+        "must have the same dtype": "a unit without the policy computes in fp32, its neighbour in bf16",
+    },
+    hints=[
+        "One policy serves all: `param_dtype` is the format in which weights are gathered and used, `reduce_dtype` "
+        "that in which gradients are summed.",
+        "`fully_shard` leaves out what is in a unit already, so the blocks come first. It changes the module itself.",
+        "`zip(model.blocks, model.blocks[1:])` gives each block with the one after it. The optimizer comes last: "
+        "only then are `model.parameters()` the slices.",
+    ],
+    solution="""
+    dtype = torch.bfloat16 if args.bf16 else None
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    for block in model.blocks:
+        fully_shard(block, mp_policy=policy)  # gathered, used and freed one at a time
+    fully_shard(model, mp_policy=policy)  # the root: embeddings and head
+    for block, following in zip(model.blocks, model.blocks[1:]):
+        block.set_modules_to_forward_prefetch([following])  # gathered one ahead
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    """,
+)
+
+
+@units.demand
+def blocks_are_freed(tried):
+    gathered = tried.traffic.get("all_gather", 0) / MICRO_BATCHES / P
+    told = f"a micro-batch gathers {gathered:.2f} times the weights: nothing is freed after the forward pass"
+    require(gathered > 1.5, f"{told}, and the whole model is there at once. Make each block a unit, freed after use")
+
+
+@units.demand
+def blocks_come_early(tried):
+    told = "no block is gathered before its turn: tell each one, by set_modules_to_forward_prefetch, which comes next"
+    require("forward prefetch" in tried.notes, told)
+
+
+@units.demand_with("--bf16")
+def formats_are_those_of_the_policy(tried):
+    gathered, reduced = tried.traffic.get("all_gather", 0) / MICRO_BATCHES / P, sent_gradients(tried)
+    told = (
+        f"with --bf16 a micro-batch gathers {gathered:.2f} times the bytes of the fp32 weights, where 0.92 are enough"
+    )
+    require(gathered < 1.2, f"{told}: give the policy its param_dtype")
+    told = f"with --bf16 the gradients of a step are {reduced:.2f} times the bytes that they have in fp32"
+    require(reduced > 0.9, f"{told}, so they are summed in bf16: set reduce_dtype")
+
+
+def sent_gradients(tried) -> float:
+    """In a step, in units of all of them in fp32. gloo builds a reduce-scatter from an all-reduce."""
+    return (tried.traffic.get("all_reduce", 0) + tried.traffic.get("reduce_scatter", 0)) / P
+
+
+_POLICY = "policy = MixedPrecisionPolicy(param_dtype={}, reduce_dtype=torch.float32)"
+_BLOCKS = "for block in model.blocks:\n    fully_shard(block, mp_policy=policy)"
+_ROOT = "fully_shard(model, mp_policy=policy)"
+_PAIRS = "for block, following in zip(model.blocks, model.blocks[1:]):"
+_AHEAD = f"{_PAIRS}\n    block.set_modules_to_forward_prefetch([following])"
+_ADAM = "optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)"
+_USUAL = _POLICY.format("torch.bfloat16 if args.bf16 else None")
+
+
+def refuse_units(name: str, message: str, *lines: str) -> None:
+    units.refuses(name, message, "\n".join(lines))
+
+
+refuse_units("the root alone", "the whole model is there at once", _USUAL, _ROOT, _ADAM)
+refuse_units("the root first", "comes after its blocks", _USUAL, _ROOT, _BLOCKS, _AHEAD, _ADAM)
+refuse_units(
+    "the optimizer before the units", "other tensors than those of the model", _ADAM, _USUAL, _BLOCKS, _ROOT, _AHEAD
+)
+refuse_units("always in bf16", "half precision", _POLICY.format("torch.bfloat16"), _BLOCKS, _ROOT, _AHEAD, _ADAM)
+refuse_units(
+    "gradients summed in bf16",
+    "set reduce_dtype",
+    _USUAL.replace(", reduce_dtype=torch.float32", ""),
+    _BLOCKS,
+    _ROOT,
+    _AHEAD,
+    _ADAM,
+)
+refuse_units("nothing in bf16", "its param_dtype", _POLICY.format("None"), _BLOCKS, _ROOT, _AHEAD, _ADAM)
+refuse_units(
+    "a policy for the root alone",
+    "a unit without the policy",
+    _USUAL,
+    _BLOCKS.replace(", mp_policy=policy", ""),
+    _ROOT,
+    _AHEAD,
+    _ADAM,
+)
+refuse_units(
+    "blocks that stay",
+    "nothing is freed",
+    _USUAL,
+    _BLOCKS.replace("=policy", "=policy, reshard_after_forward=False"),
+    _ROOT,
+    _AHEAD,
+    _ADAM,
+)
+refuse_units("nothing ahead", "before its turn", _USUAL, _BLOCKS, _ROOT, _ADAM)
+refuse_units("no root", "no unit", _USUAL, _BLOCKS, _AHEAD, _ADAM)
+refuse_units("blocks twice", "a unit twice", _USUAL, _BLOCKS, _BLOCKS, _ROOT, _AHEAD, _ADAM)
+refuse_units(
+    "Adam's own rate", "the learning rate is", _USUAL, _BLOCKS, _ROOT, _AHEAD, _ADAM.replace(", lr=args.lr", "")
+)
+
+# 05.b ---------------------------------------------------------------------------------------------------------------
+
+once_a_step = Gap(
+    "05.b",
+    "One message a step",
+    "train_fsdp.py",
+    minutes=5,
+    against_arguments="--micro-batch 4",  # so that a factor tells ranks from micro-batches
+    explained={"c10d.allreduce_": "these gradients are slices, DTensors, and FSDP has averaged them already"},
+    hints=[
+        "It is the loop of lesson 01: a forward pass, a backward pass of the loss over the number of micro-batches.",
+        "`for i, micro_batch in enumerate(micro_batches)`: which i is the last? Only then gradients are sent. The loss "
+        "that is printed is each rank's own until `dist.all_reduce` averages it.",
+    ],
+    solution="""
+        for i, micro_batch in enumerate(micro_batches):
+            model.set_requires_gradient_sync(i + 1 == len(micro_batches))  # once a step
+            part = loss_of(model(micro_batch[:, :-1]), micro_batch[:, 1:]) / len(micro_batches)
+            part.backward()
+            loss += part.detach()
+        dist.all_reduce(loss, dist.ReduceOp.AVG)  # each rank knows the loss of its own share
+    """,
+)
+
+
+@once_a_step.demand
+def gradients_are_sent_once(tried):
+    sent = sent_gradients(tried)
+    require(
+        sent < 1.5, f"gradients are sent {sent:.0f} times a step, once for each micro-batch: the last one is enough"
+    )
+
+
+_LOOP = """
+for i, micro_batch in enumerate(micro_batches):
+    {sync}
+    part = loss_of(model(micro_batch[:, :-1]), micro_batch[:, 1:]){over}
+    part.backward()
+    {then}
+    loss += part.detach()
+{last}
+"""
+_SYNC, _MEAN = "model.set_requires_gradient_sync({})", "dist.all_reduce(loss, dist.ReduceOp.AVG)"
+
+
+def refuse_loop(name: str, message: str, **wrong: str) -> None:
+    right = {"sync": _SYNC.format("i + 1 == len(micro_batches)"), "over": " / len(micro_batches)"}
+    once_a_step.refuses(name, message, _LOOP.format(**right | {"then": "", "last": _MEAN} | wrong))
+
+
+refuse_loop("at each micro-batch", "gradients are sent 4 times", sync="")
+refuse_loop("never", "set_requires_gradient_sync", sync=_SYNC.format(False))
+refuse_loop("off by one", "set_requires_gradient_sync", sync=_SYNC.format("i == len(micro_batches)"))
+refuse_loop("the first alone", "all micro-batches", sync=_SYNC.format("i == 0"))
+refuse_loop(
+    "told after the backward pass", "all micro-batches", sync="", then=_SYNC.format("i + 1 == len(micro_batches)")
+)
+refuse_loop("not divided", "divided by their number", over="")
+refuse_loop("divided by the ranks as well", "number of ranks", over=" / len(micro_batches) / world_size")
+refuse_loop("the loss of rank 0", "is the mean", last="")
+refuse_loop("zero_grad after each", "no weight has a gradient", then="optimizer.zero_grad()")
+refuse_loop(
+    "averaged again by hand",
+    "averaged them already",
+    last=f"for weight in model.parameters():\n    dist.all_reduce(weight.grad, dist.ReduceOp.AVG)\n{_MEAN}",
+)
+once_a_step.refuses(
+    "the last micro-batch alone",
+    "are missing",
+    f"""
+    part = loss_of(model(micro_batches[-1][:, :-1]), micro_batches[-1][:, 1:])
+    part.backward()
+    loss += part.detach()
+    {_MEAN}
+    """,
+)
 
 
 def shares(tensor: torch.Tensor, ranks: int) -> list[torch.Tensor]:

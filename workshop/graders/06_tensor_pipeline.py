@@ -1,11 +1,312 @@
-"""Grader of the exercise on tensor parallelism: torch's own loss, over the whole vocabulary."""
+"""Graders of both cuts: the script on one rank, torch's own loss over the whole vocabulary."""
 
 import random
 
 import torch
 from torch.nn import functional
 
+from aiscale.lesson.gap_grader import Gap
 from aiscale.lesson.grading import exercise, require, same_on_ranks
+
+# 06.a ---------------------------------------------------------------------------------------------------------------
+
+plan = Gap(
+    "06.a",
+    "How each Linear is cut",
+    "train_tp_pp.py",
+    minutes=3,
+    arguments="--tp 2 --pp 1",
+    hints=[
+        "Columns of a Linear are outputs: a rank has some of them complete, and goes on alone. Which Linear of "
+        "attention, and which of the MLP, comes last before the sum?",
+        "Four names by columns, two by rows. A rank that has the columns of query, key and value has whole heads.",
+        '`PLAN = {"query": ColwiseParallel(), ..., "down": RowwiseParallel()}`',
+    ],
+    solution="""
+        #: Into a block by columns, out of it by rows. (torch's backward sums q, k and v one by one.)
+        PLAN = {name: ColwiseParallel() for name in ("query", "key", "value", "up")}
+        PLAN |= {name: RowwiseParallel() for name in ("out", "down")}
+    """,
+)
+
+
+@plan.demand
+def cuts_all(tried):
+    # Counted: 6.9 MB of sums if all is cut, 5.1 for attention alone, 2.8 for the MLP alone.
+    require(
+        tried.traffic["all_gather"] < 2e6,
+        "a rank gathers what the others have computed: by columns and then by rows, nothing is gathered in between",
+    )
+    require(
+        tried.traffic["all_reduce"] > 6e6,
+        "each rank computes all of attention or all of the MLP: which names are missing in the plan?",
+    )
+
+
+plan.refuses(
+    "all by columns",
+    "in the module blocks.0.out",
+    'PLAN = {name: ColwiseParallel() for name in ("query", "key", "value", "up", "out", "down")}',
+)
+plan.refuses(
+    "all by rows",
+    "in the module blocks.0.query",
+    'PLAN = {name: RowwiseParallel() for name in ("query", "key", "value", "up", "out", "down")}',
+)
+plan.refuses(
+    "rows, then columns",
+    "in the module blocks.0.query",
+    """
+    PLAN = {name: RowwiseParallel() for name in ("query", "key", "value", "up")}
+    PLAN |= {name: ColwiseParallel() for name in ("out", "down")}
+    """,
+)
+plan.refuses(
+    "out forgotten",
+    "in the module blocks.0.out",
+    """
+    PLAN = {name: ColwiseParallel() for name in ("query", "key", "value", "up")}
+    PLAN["down"] = RowwiseParallel()
+    """,
+)
+plan.refuses(
+    "down forgotten",
+    "in the module blocks.0.down",
+    """
+    PLAN = {name: ColwiseParallel() for name in ("query", "key", "value", "up")}
+    PLAN["out"] = RowwiseParallel()
+    """,
+)
+plan.refuses(
+    "keys and values whole",
+    "in the module blocks.0",
+    """
+    PLAN = {"query": ColwiseParallel(), "up": ColwiseParallel()}
+    PLAN |= {name: RowwiseParallel() for name in ("out", "down")}
+    """,
+)
+plan.refuses("nothing cut", "nothing is gained", "PLAN = {}")
+plan.refuses("the MLP alone", "each rank computes all", 'PLAN = {"up": ColwiseParallel(), "down": RowwiseParallel()}')
+plan.refuses(
+    "attention alone",
+    "each rank computes all",
+    """
+    PLAN = {name: ColwiseParallel() for name in ("query", "key", "value")}
+    PLAN["out"] = RowwiseParallel()
+    """,
+)
+plan.refuses(
+    "gathered after each",
+    "a rank gathers",
+    """
+    from torch.distributed.tensor import Replicate
+    names = ("query", "key", "value", "up", "out", "down")
+    PLAN = {name: ColwiseParallel(output_layouts=Replicate()) for name in names}
+    """,
+)
+plan.refuses(
+    "left as sums of parts",
+    "a missing sum over ranks",
+    """
+    from torch.distributed.tensor import Partial
+    PLAN = {name: ColwiseParallel() for name in ("query", "key", "value", "up")}
+    PLAN |= {name: RowwiseParallel(output_layouts=Partial()) for name in ("out", "down")}
+    """,
+)
+
+# 06.b ---------------------------------------------------------------------------------------------------------------
+
+stage_of_model = Gap(
+    "06.b",
+    "A stage's part of the model",
+    "train_tp_pp.py",
+    minutes=5,
+    ranks=3,
+    arguments="--tp 1 --pp 3",
+    hints=[
+        "Which stage needs the embedding, and which one the head? The others' become `nn.Identity()`.",
+        "Block `i` of `n` goes to one stage, and blocks of a stage follow each other: `i * stages // n` is 0, 0, 1, 2 "
+        "for four blocks on three stages.",
+        "`model.blocks[i] = nn.Identity()` replaces a block in its list.",
+    ],
+    solution="""
+        if stage > 0:
+            model.embed = nn.Identity()
+        if stage < stages - 1:
+            model.head = nn.Identity()
+        for i in range(len(model.blocks)):
+            if i * stages // len(model.blocks) != stage:
+                model.blocks[i] = nn.Identity()
+    """,
+)
+_ENDS = """
+if stage > 0:
+    model.embed = nn.Identity()
+if stage < stages - 1:
+    model.head = nn.Identity()
+"""
+_MINE = """
+for i in range(len(model.blocks)):
+    if i * stages // len(model.blocks) != stage:
+        model.blocks[i] = nn.Identity()
+"""
+stage_of_model.refuses(
+    "blocks dealt out in turn",
+    "they run in another order",
+    _ENDS
+    + """
+for i in range(len(model.blocks)):
+    if i % stages != stage:
+        model.blocks[i] = nn.Identity()
+""",
+)
+stage_of_model.refuses(
+    "the remainder lost",
+    "blocks.3",
+    _ENDS
+    + """
+share = len(model.blocks) // stages
+for i in range(len(model.blocks)):
+    if not stage * share <= i < (stage + 1) * share:
+        model.blocks[i] = nn.Identity()
+""",
+)
+stage_of_model.refuses("the embedding on all", "in the module embed.token", _ENDS.replace("stage > 0", "False") + _MINE)
+stage_of_model.refuses(
+    "the head on all", "in the module blocks.2.norm1", _ENDS.replace("stage < stages - 1", "False") + _MINE
+)
+stage_of_model.refuses(
+    "the embedding on none", "in the module blocks.0.norm1", _ENDS.replace("stage > 0", "True") + _MINE
+)
+stage_of_model.refuses("the head on none", "out of bounds", _ENDS.replace("stage < stages - 1", "True") + _MINE)
+stage_of_model.refuses(
+    "stages counted from 1", "no rank has blocks.3", _ENDS + _MINE.replace("!= stage", "+ 1 != stage")
+)
+stage_of_model.refuses("the other stages' blocks", "different stages", _ENDS + _MINE.replace("!= stage", "== stage"))
+stage_of_model.refuses("all blocks on all stages", "different stages", _ENDS)
+stage_of_model.refuses(
+    "in the wrong order",
+    "what blocks.0.norm1 computes does not",
+    _ENDS + _MINE.replace("!= stage", "!= stages - 1 - stage"),
+)
+stage_of_model.refuses("nothing cut", "in the module embed.token", "pass")
+
+# 06.c ---------------------------------------------------------------------------------------------------------------
+
+scheduled = Gap(
+    "06.c",
+    "The stage and its schedule",
+    "train_tp_pp.py",
+    minutes=4,
+    ranks=4,
+    arguments="--tp 1 --pp 2",
+    hints=[
+        "`PipelineStage(module, its number, number of stages, device, group=...)`: its group: a rank of each stage.",
+        "A copy has `args.batch // dp` sequences of a step. How many micro-batches are that?",
+        "The schedule computes the loss: `Schedule1F1B(stage, n_microbatches, loss_fn=...)`.",
+    ],
+    solution="""
+        stage = PipelineStage(model, my_stage, args.pp, device, group=pipeline)
+        schedule = Schedule1F1B(stage, args.batch // dp // args.micro_batch, loss_fn=loss_of)
+    """,
+)
+
+
+@scheduled.demand
+def has_the_micro_batches(tried):
+    asked = "a copy has 8 sequences, and --micro-batch is 2, so the schedule needs 4 micro-batches"
+    require(tried.calls == 4, f"{asked}, not {tried.calls}")
+
+
+_STAGE = "stage = PipelineStage(model, my_stage, args.pp, device, group=pipeline)\n"
+_SCHEDULE = "schedule = Schedule1F1B(stage, args.batch // dp // args.micro_batch, loss_fn=loss_of)"
+scheduled.refuses(
+    "micro-batches of all copies",
+    "micro-batches",
+    _STAGE + _SCHEDULE.replace("args.batch // dp", "args.batch"),
+)
+scheduled.refuses(
+    "the size for the number",
+    "micro-batches",
+    _STAGE + _SCHEDULE.replace("args.batch // dp // args.micro_batch", "args.micro_batch"),
+)
+scheduled.refuses(
+    "one micro-batch", "Number of microbatches", _STAGE + _SCHEDULE.replace("args.batch // dp // args.micro_batch", "1")
+)
+scheduled.refuses(
+    "a share of each rank",
+    "micro-batches",
+    _STAGE + _SCHEDULE.replace("// dp", "// world_size"),
+)
+scheduled.refuses("ranks for stages", "stopped", _STAGE.replace("my_stage, args.pp", "rank, world_size") + _SCHEDULE)
+scheduled.refuses("the group of all ranks", "group size 4", _STAGE.replace(", group=pipeline", "") + _SCHEDULE)
+scheduled.refuses("the group of the copies", "stopped", _STAGE.replace("group=pipeline", "group=data") + _SCHEDULE)
+scheduled.refuses("no loss", "losses but got 0", _STAGE + _SCHEDULE.replace(", loss_fn=loss_of", ""))
+scheduled.refuses(
+    "gradients not divided",
+    "not divided by their number",
+    _STAGE + _SCHEDULE.replace("loss_of)", "loss_of, scale_grads=False)"),
+)
+scheduled.refuses(
+    "a stage before", "in the module blocks.2", _STAGE.replace("my_stage", "(my_stage + 1) % args.pp") + _SCHEDULE
+)
+
+# 06.d ---------------------------------------------------------------------------------------------------------------
+
+heads_of_a_rank = Gap(
+    "06.d",
+    "Heads of one rank",
+    "llama_heads.py",
+    minutes=4,
+    runs="train_tp_pp.py",
+    arguments="--llama --tp 2 --pp 1",
+    against="train_tp_pp.py",
+    against_arguments="--llama --tp 1 --pp 1",
+    against_ours=True,
+    hints=[
+        "`self.query(h)` has 64 numbers for each byte on one rank, and 32 on each of two: two heads of width 16.",
+        "Block.forward of your model.py does it.",
+        "`unflatten(-1, (-1, self.head_width))`: the number of heads follows. Then heads come before bytes: "
+        "`transpose(1, 2)`.",
+    ],
+    solution="""
+        h = self.norm1(x)
+        numbers = self.query(h), self.key(h), self.value(h)  # under tensor parallelism, of this rank's heads
+        q, k, v = (each.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for each in numbers)
+    """,
+)
+_NUMBERS = """
+h = self.norm1(x)
+numbers = self.query(h), self.key(h), self.value(h)
+"""
+_HEADS = "q, k, v = (each.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for each in numbers)"
+heads_of_a_rank.refuses(
+    "the heads of all ranks",
+    "counts the heads of all ranks",
+    _NUMBERS
+    + """
+q, k, v = (
+    each.unflatten(-1, (heads, -1)).transpose(1, 2) for each, heads in zip(numbers, (QUERIES, PAIRS, PAIRS))
+)
+""",
+)
+heads_of_a_rank.refuses("no norm", "mine", _NUMBERS.replace("self.norm1(x)", "x") + _HEADS)
+heads_of_a_rank.refuses("keys and values exchanged", "blocks.0.out", _NUMBERS + _HEADS.replace("q, k, v", "q, v, k"))
+heads_of_a_rank.refuses(
+    "heads after bytes", "in the module blocks.0", _NUMBERS + _HEADS.replace(".transpose(1, 2)", "")
+)
+heads_of_a_rank.refuses(
+    "interleaved heads",
+    "blocks.0.out",
+    _NUMBERS + "q, k, v = (each.unflatten(-1, (self.head_width, -1)).permute(0, 3, 1, 2) for each in numbers)",
+)
+heads_of_a_rank.refuses("the other norm", "mine", _NUMBERS.replace("norm1", "norm2") + _HEADS)
+heads_of_a_rank.refuses(
+    "keys for queries", "in the module blocks.0.out", _NUMBERS.replace("self.query", "self.key") + _HEADS
+)
+heads_of_a_rank.refuses("rotated here, too", "blocks.0.out", _NUMBERS + _HEADS + "\nq, k = rotated(q), rotated(k)")
+
+# 06.1 ---------------------------------------------------------------------------------------------------------------
 
 
 @exercise(

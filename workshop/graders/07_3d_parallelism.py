@@ -1,10 +1,230 @@
-"""Grader of the exercise on 3D parallelism: numpy's axes."""
+"""Graders of 3D parallelism: the script on one rank, numpy's axes."""
 
 import random
 
 import numpy
 
+from aiscale.lesson.gap_grader import Gap
 from aiscale.lesson.grading import exercise, require
+
+# 07.a ---------------------------------------------------------------------------------------------------------------
+
+stage_of_model = Gap(
+    "07.a",
+    "What a stage computes",
+    "train_megatron.py",
+    minutes=4,
+    arguments="--tp 2 --pp 1",
+    against="train_megatron.py",
+    against_arguments="--tp 1 --pp 1",
+    against_ours=True,
+    explained={
+        "activation: the model (HybridModel)": "the logits are right, the losses of them and of `labels` are not: "
+        "the label of a token is the byte after it",
+        "embedding.embedding_dropout": "places are 0 to T - 1 in each sequence: a vector for each is added",
+        " 0 are others": "no sample has a gradient: the first loss is the one to go backward from",
+        " 16 are others": "the model reads other bytes than the first T of each sequence",
+        ": 0.125 times": "the schedule divides by the number of micro-batches itself: divide nothing",
+        "outputs of the model agree: the loss": "what you average are no losses: does the model get `labels`?",
+        "prints the loss 0.": "an eighth of the mean. The schedule divides by the number of micro-batches, the first "
+        "of the two and in place: divide nothing, and report another tensor, by .clone() or a second mean",
+        "prints the loss 7": "this is the sum over the 2 x 64 tokens of a micro-batch, not their mean",
+        "not callable": "the second thing that forward returns is a function, which the last stage calls",
+        "0-d tensor": "the function returns two losses, one to go backward from and one to report",
+        "size of tensor a (65)": "the last of T + 1 bytes is no token, only a label",
+    },
+    hints=[
+        "The last of T + 1 bytes has no successor: which T are tokens, and which T are their labels?",
+        "A stage returns the model's output as it is. The mean is taken in the function, which the last stage calls.",
+        "`return losses, lambda losses: (..., ...)`: two means, the second one with `.detach()`.",
+    ],
+    solution="""
+        batch = next(iterator).to(device)
+        places = torch.arange(T, device=device).expand(len(batch), -1)
+        losses = model(batch[:, :-1], places, None, labels=batch[:, 1:])  # no mask but the causal one
+        return losses, lambda losses: (losses.mean(), losses.mean().detach())
+    """,
+)
+
+
+@stage_of_model.demand_with("--tp 1 --pp 2")
+def hands_on(tried):
+    require(tried.printed, "its two stages print no loss")
+
+
+_BATCH = """
+batch = next(iterator).to(device)
+places = torch.arange(T, device=device).expand(len(batch), -1)
+"""
+_LOSSES = "losses = model(batch[:, :-1], places, None, labels=batch[:, 1:])\n"
+_RETURN = "return losses, lambda losses: (losses.mean(), losses.mean().detach())"
+stage_of_model.refuses(
+    "the mean on each stage",
+    "with --tp 1 --pp 2",
+    _BATCH
+    + _LOSSES
+    + """
+loss = losses.mean()
+return loss, lambda loss: (loss.clone(), loss.detach())
+""",
+)
+stage_of_model.refuses(
+    "labels not shifted", "the byte after it", _BATCH + _LOSSES.replace("batch[:, 1:]", "batch[:, :-1]") + _RETURN
+)
+stage_of_model.refuses(
+    "the byte before",
+    "reads other bytes",
+    _BATCH + "losses = model(batch[:, 1:], places, None, labels=batch[:, :-1])\n" + _RETURN,
+)
+stage_of_model.refuses(
+    "all bytes", "only a label", _BATCH + "losses = model(batch, places, None, labels=batch)\n" + _RETURN
+)
+stage_of_model.refuses(
+    "no labels", "does the model get", _BATCH + "losses = model(batch[:, :-1], places, None)\n" + _RETURN
+)
+stage_of_model.refuses(
+    "one place for all",
+    "places are 0 to T",
+    _BATCH.replace("arange", "zeros").replace("device=", "dtype=int, device=") + _LOSSES + _RETURN,
+)
+stage_of_model.refuses("the sum", "this is the sum over", _BATCH + _LOSSES + _RETURN.replace("mean", "sum"))
+stage_of_model.refuses(
+    "divided here, too", "divide nothing", _BATCH + _LOSSES + _RETURN.replace("losses.mean()", "(losses / 8).mean()")
+)
+stage_of_model.refuses(
+    "the loss for the function", "is a function, which", _BATCH + _LOSSES + "return losses, losses.mean()"
+)
+stage_of_model.refuses(
+    "one loss", "returns two losses", _BATCH + _LOSSES + "return losses, lambda losses: losses.mean()"
+)
+stage_of_model.refuses(
+    "the report is divided, too",
+    "in place",
+    _BATCH
+    + _LOSSES
+    + """
+def both(losses):
+    mean = losses.mean()
+    return mean, mean.detach()
+
+return losses, both
+""",
+)
+stage_of_model.refuses(
+    "backward from the report",
+    "no sample has a gradient",
+    _BATCH + _LOSSES + "return losses, lambda losses: (losses.mean().detach(), losses.mean())",
+)
+
+# 07.b ---------------------------------------------------------------------------------------------------------------
+
+step_of_schedule = Gap(
+    "07.b",
+    "A step under the schedule",
+    "train_megatron.py",
+    minutes=5,
+    arguments="--tp 1 --pp 1",
+    against="train_megatron.py",
+    against_arguments="--tp 1 --pp 1",
+    against_ours=True,
+    explained={
+        "step 1, next weights": "the gradients of the step before are still in the buffer: clear both, first",
+        "step 0, next weights": "the optimizer has other gradients than the schedule has computed: clear before it",
+        "AssertionError, at megatron_checkpoint.py": "the optimizer has no states to save: has it taken a step?",
+        "12 of 16 are missing": "the schedule has computed one micro-batch of four: num_microbatches is their number",
+        "16 of 16 are missing, 0 are": "no sample has a gradient when the optimizer takes its step: does the schedule "
+        "go backward, and before it?",
+        "shape mismatch: indexing": "a later stage receives micro_batch_size x seq_length activations; they are to be "
+        "as many as its labels, 2 sequences of T",
+        ": 4 times (all ranks)": "each call of the schedule divides by its own num_microbatches: call it once, for all",
+        "is not an iterator": "the schedule calls `next`: iter(micro_batches)",
+    },
+    hints=[
+        "The order is that of the loop you know: clear, forward and backward (here by the schedule), step.",
+        "The schedule calls `next` on `data_iterator`; a stage has to know the shape of what it receives: "
+        "`micro_batch_size` sequences of `seq_length`.",
+        "`losses = schedule(forward_step_func=forward, data_iterator=iter(micro_batches), ...)`.",
+    ],
+    solution="""
+        model.zero_grad_buffer()
+        optimizer.zero_grad()
+        schedule = get_forward_backward_func()  # 1F1B, if there are stages
+        losses = schedule(
+            forward_step_func=forward, data_iterator=iter(micro_batches), model=model, forward_only=False,
+            num_microbatches=len(micro_batches), micro_batch_size=len(micro_batches[0]), seq_length=T,
+        )  # fmt: skip
+        optimizer.step()  # clips by the norm of the whole model's gradient
+        return losses
+    """,
+)
+
+
+@step_of_schedule.demand_with("--tp 1 --pp 2")
+def runs_stages(tried):
+    require(tried.printed, "its two stages print no loss")
+
+
+_CLEAR = """
+model.zero_grad_buffer()
+optimizer.zero_grad()
+"""
+_SCHEDULE = """
+losses = get_forward_backward_func()(
+    forward_step_func=forward, data_iterator=iter(micro_batches), model=model, forward_only=False,
+    num_microbatches=len(micro_batches), micro_batch_size=len(micro_batches[0]), seq_length=T,
+)
+"""
+_STEP = "optimizer.step()\n"
+_BACK = "return losses\n"
+step_of_schedule.refuses(
+    "the buffer not cleared", "still in the buffer", "optimizer.zero_grad()\n" + _SCHEDULE + _STEP + _BACK
+)
+step_of_schedule.refuses("cleared before the step", "clear before it", _SCHEDULE + _CLEAR + _STEP + _BACK)
+step_of_schedule.refuses("no step", "has it taken a step", _CLEAR + _SCHEDULE + _BACK)
+step_of_schedule.refuses("the step first", "and before it", _CLEAR + _STEP + _SCHEDULE + _BACK)
+step_of_schedule.refuses(
+    "forward only",
+    "does the schedule go backward",
+    _CLEAR + _SCHEDULE.replace("forward_only=False", "forward_only=True") + _STEP + _BACK,
+)
+step_of_schedule.refuses(
+    "one micro-batch",
+    "num_microbatches is their number",
+    _CLEAR + _SCHEDULE.replace("=len(micro_batches),", "=1,") + _STEP + _BACK,
+)
+step_of_schedule.refuses(
+    "no iterator",
+    "iter(micro_batches)",
+    _CLEAR + _SCHEDULE.replace("iter(micro_batches)", "micro_batches") + _STEP + _BACK,
+)
+step_of_schedule.refuses(
+    "the number for the size",
+    "as many as its labels",
+    _CLEAR + _SCHEDULE.replace("len(micro_batches[0])", "len(micro_batches)") + _STEP + _BACK,
+)
+step_of_schedule.refuses(
+    "a byte too many",
+    "as many as its labels",
+    _CLEAR + _SCHEDULE.replace("seq_length=T", "seq_length=T + 1") + _STEP + _BACK,
+)
+step_of_schedule.refuses(
+    "a schedule for each micro-batch",
+    "call it once",
+    _CLEAR
+    + """
+schedule, losses = get_forward_backward_func(), []
+for each in micro_batches:
+    losses += schedule(
+        forward_step_func=forward, data_iterator=iter([each]), model=model, forward_only=False,
+        num_microbatches=1, micro_batch_size=len(each), seq_length=T,
+    )
+"""
+    + _STEP
+    + _BACK,
+)
+step_of_schedule.refuses("nothing returned", "prints the loss 0.0", _CLEAR + _SCHEDULE + _STEP)
+
+# 07.1 ---------------------------------------------------------------------------------------------------------------
 
 
 @exercise(

@@ -1,10 +1,11 @@
-"""Graders of the exercises on compression: numpy's choice, the ranks' whole gradients, a ring hop by hop."""
+"""Graders on compression: our script, numpy's choice, the ranks' whole gradients, a ring hop by hop."""
 
 import random
 
 import numpy
 import torch
 
+from aiscale.lesson.gap_grader import Gap
 from aiscale.lesson.grading import exercise, require, same, same_on_ranks
 
 
@@ -22,6 +23,206 @@ def draw_with_large_negative(shape: tuple[int, ...]) -> torch.Tensor:
     values.view(-1)[random.randrange(values.numel())] = -9.0
     return values
 
+
+# 08.a ---------------------------------------------------------------------------------------------------------------
+
+_ALSO = "--density 0.4 --interval 3"  # steps 0, 3 and 6 are dense
+sent_part = Gap(
+    "08.a",
+    "What is sent, and what waits",
+    "train_radius.py",
+    minutes=8,
+    arguments="--density 1",
+    explained={"what is done to it later is not": "does anything arrive that an earlier step has sent?"},
+    hints=[
+        "One flat tensor of residuals and one of masks, by `torch.cat` over `parameters`. A dense step fills the mask.",
+        "Three things follow from the mask and `total`, the gradient and all that has waited: what goes is "
+        "`total[mask]`, what waits is `total` with zeros there, and what comes back belongs where the mask is set.",
+        "`def unpack(mean): return torch.zeros_like(gradient).masked_scatter_(mask, mean.value()[0])`, and divide "
+        "what is sent by `world_size`.",
+    ],
+    solution="""
+        total = gradient + torch.cat([self.residual[p] for p in parameters])
+        mask = torch.cat([self.mask[p] for p in parameters])
+        if self.step % self.interval == 0:
+            mask = torch.ones_like(mask)
+        kept = total.masked_fill(mask, 0).split([p.numel() for p in parameters])
+        self.residual.update(zip(parameters, kept))
+
+        def unpack(mean):
+            return torch.zeros_like(gradient).masked_scatter_(mask, mean.value()[0])
+
+        return dist.all_reduce(total[mask] / world_size, async_op=True).get_future().then(unpack)
+    """,
+)
+sent_part.prints_as_ours(
+    _ALSO,
+    7,
+    {
+        2: "step 1 is sparse, and the first of its kind: which entries arrive, divided by what, and at which places?",
+        3: "step 2 is sparse, the second in a row: do the entries of step 1 go again, those that wait not yet?",
+        4: "step 3 is dense: all that has waited since step 0 must arrive, once",
+    },
+)
+_TOTAL = """
+total = gradient + torch.cat([self.residual[p] for p in parameters])
+mask = torch.cat([self.mask[p] for p in parameters])
+if self.step % self.interval == 0:
+    mask = torch.ones_like(mask)
+"""
+_KEPT = """
+kept = total.masked_fill(mask, 0).split([p.numel() for p in parameters])
+self.residual.update(zip(parameters, kept))
+"""
+_SENT = """
+def unpack(mean):
+    return torch.zeros_like(gradient).masked_scatter_(mask, mean.value()[0])
+
+return dist.all_reduce(total[mask] / world_size, async_op=True).get_future().then(unpack)
+"""
+sent_part.refuses("no division", "summed over ranks, not averaged", _TOTAL + _KEPT + _SENT.replace(" / world_size", ""))
+sent_part.refuses(
+    "no residual", "step 3 is dense", _TOTAL.replace("gradient + torch", "gradient + 0 * torch") + _KEPT + _SENT
+)
+sent_part.refuses("nothing kept", "step 3 is dense", _TOTAL + _SENT)
+sent_part.refuses(
+    "the residual stays beside",
+    "step 3 is dense",
+    _TOTAL
+    + """
+for p, more in zip(parameters, total.masked_fill(mask, 0).split([p.numel() for p in parameters])):
+    self.residual[p] += more
+"""
+    + _SENT,
+)
+sent_part.refuses(
+    "what was sent waits, too",
+    "an earlier step has sent",
+    _TOTAL + _KEPT.replace("total.masked_fill(mask, 0)", "total") + _SENT,
+)
+sent_part.refuses(
+    "what was sent waits alone", "an earlier step has sent", _TOTAL + _KEPT.replace("(mask, 0)", "(~mask, 0)") + _SENT
+)
+sent_part.refuses("never dense", "step 3 is dense", _TOTAL.replace("% self.interval == 0", "< 0") + _KEPT + _SENT)
+sent_part.refuses("always dense", "bytes in a step", _TOTAL.replace("% self.interval == 0", ">= 0") + _KEPT + _SENT)
+sent_part.refuses(
+    "its own gradient elsewhere",
+    "ranks have different weights",
+    _TOTAL + _KEPT + _SENT.replace("torch.zeros_like(gradient)", "gradient.clone()"),
+)
+sent_part.refuses(
+    "everything sent, then masked",
+    "bytes in a step",
+    _TOTAL
+    + _KEPT
+    + """
+def masked(mean):
+    return mean.value()[0] * mask
+
+return dist.all_reduce(total / world_size, async_op=True).get_future().then(masked)
+""",
+)
+sent_part.refuses(
+    "divided twice",
+    "divided by the number of ranks twice",
+    _TOTAL + _KEPT + _SENT.replace("/ world_size", "/ world_size**2"),
+)
+sent_part.refuses(
+    "not unpacked",
+    "it stopped: ranks",
+    _TOTAL
+    + _KEPT
+    + """
+return dist.all_reduce(total[mask] / world_size, async_op=True).get_future().then(lambda mean: mean.value()[0])
+""",
+)
+sent_part.refuses(
+    "no future",
+    "must return a torch.futures.Future",
+    _TOTAL
+    + _KEPT
+    + """
+packed = total[mask] / world_size
+dist.all_reduce(packed)
+return torch.zeros_like(gradient).masked_scatter_(mask, packed)
+""",
+)
+sent_part.refuses(
+    "nothing sent",
+    "never averaged",
+    """
+future = torch.futures.Future()
+future.set_result(gradient)
+return future
+""",
+)
+
+# 08.b ---------------------------------------------------------------------------------------------------------------
+
+new_mask = Gap(
+    "08.b",
+    "The mask",
+    "train_radius.py",
+    minutes=6,
+    arguments="--density 1",
+    explained={"what is done to it later is not": "step 1 is sparse, and at density 1 all its masks must be full"},
+    hints=[
+        "Adam's means are the same on every rank after a step, so a choice by them is, too.",
+        "`(mean / (square.sqrt() + 1e-8)).abs().flatten().topk(k).indices` are the places.",
+        "`torch.zeros_like(self.mask[p]).index_fill_(0, places, True)` is a mask.",
+    ],
+    solution="""
+        if self.step % self.interval == 0:
+            for p in self.mask:
+                if p.dim() > 1:  # biases and norms are always sent
+                    mean, square = optimizer.state[p]["exp_avg"], optimizer.state[p]["exp_avg_sq"]
+                    size = (mean / (square.sqrt() + 1e-8)).abs().flatten()  # all scaled alike
+                    chosen = size.topk(max(int(self.density * p.numel()), 1)).indices
+                    self.mask[p] = torch.zeros_like(self.mask[p]).index_fill_(0, chosen, True)
+    """,
+)
+new_mask.prints_as_ours(
+    _ALSO,
+    7,
+    {
+        2: "step 1 sends other entries: after the dense step 0, which are the largest in size of m / (sqrt(v) + 1e-8)?",
+        3: "step 2 sends other entries than step 1: a mask stays until the next dense step",
+        5: "step 4 sends other entries: after the dense step 3, which are the largest in size of m / (sqrt(v) + 1e-8)?",
+    },
+)
+_CHOICE = """
+if self.step % self.interval == 0:
+    for p in self.mask:
+        if p.dim() > 1:
+            mean, square = optimizer.state[p]["exp_avg"], optimizer.state[p]["exp_avg_sq"]
+            size = (mean / (square.sqrt() + 1e-8)).abs().flatten()
+            chosen = size.topk(max(int(self.density * p.numel()), 1)).indices
+            self.mask[p] = torch.zeros_like(self.mask[p]).index_fill_(0, chosen, True)
+"""
+_OTHER = "step 1 sends other entries"
+new_mask.refuses("the smallest", _OTHER, _CHOICE.replace(", 1))", ", 1), largest=False)"))
+new_mask.refuses("the largest, not in size", _OTHER, _CHOICE.replace(".abs()", ""))
+new_mask.refuses(
+    "by the mean alone", "step 4 sends other entries", _CHOICE.replace("mean / (square.sqrt() + 1e-8)", "mean")
+)
+new_mask.refuses("without the root", _OTHER, _CHOICE.replace("square.sqrt()", "square"))
+new_mask.refuses(
+    "by the last gradient", "step 4 sends other entries", _CHOICE.replace("mean / (square.sqrt() + 1e-8)", "p.grad")
+)
+new_mask.refuses(
+    "by numbers of each rank",
+    "ranks have different weights",
+    _CHOICE.replace("mean / (square", "(mean + rank * mean.flip(0)) / (square"),
+)
+new_mask.refuses("after every step", "a mask stays until", _CHOICE.replace("self.step % self.interval == 0", "True"))
+new_mask.refuses("after sparse steps", "bytes in a step", _CHOICE.replace("interval == 0", "interval"))
+new_mask.refuses("biases chosen, too", _OTHER, _CHOICE.replace("if p.dim() > 1", "if p.dim()"))
+new_mask.refuses("biases alone", "bytes in a step", _CHOICE.replace("p.dim() > 1", "p.dim() == 1"))
+new_mask.refuses("never", "bytes in a step", "pass")
+new_mask.refuses("the rest", "all its masks must be full", _CHOICE.replace("self.density *", "(1 - self.density) *"))
+new_mask.refuses(
+    "the mask added to", "bytes in a step", _CHOICE.replace("torch.zeros_like(self.mask[p])", "self.mask[p]")
+)
 
 # 08.1 ---------------------------------------------------------------------------------------------------------------
 

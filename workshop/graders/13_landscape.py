@@ -113,7 +113,7 @@ def shortest_step(batch: int, speeds: list[int]) -> float:
     "13.2",
     "Shares for unequal devices",
     "shares",
-    minutes=8,
+    minutes=10,
     hints=[
         "In proportion to the speeds is right, but for rounding: some samples are left over. Who should get them?",
         "Give out one sample at a time, each to the device that would then be ready first.",

@@ -11,7 +11,7 @@ import os
 
 import torch
 import torch.distributed as dist
-from llama import Llama
+from llama_heads import Llama
 from model import GPT, TEXT, loss_of, read_windows
 from sharded_checkpoint import load, save
 from torch import nn
@@ -23,6 +23,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 #: Into a block by columns, out of it by rows. (torch's backward sums q, k and v one by one.)
 PLAN = {name: ColwiseParallel() for name in ("query", "key", "value", "up")}
 PLAN |= {name: RowwiseParallel() for name in ("out", "down")}
+LLAMA_PLAN = PLAN | {"gate": ColwiseParallel()}
 
 # torchrun tells each process who it is, in RANK and WORLD_SIZE; without RANK it is rank 0 of 1.
 rank = int(os.environ.get("RANK", 0))
@@ -65,6 +66,7 @@ def batches(windows, steps, size, rank=rank, world_size=world_size):
 def main(args):
     dist.init_process_group()  # waits for all ranks; NCCL between GPUs, gloo between CPUs
     dp = world_size // (args.pp * args.tp)
+    assert args.pp == 1 or not args.llama, "--llama with stages: the first and the last would each have the tied matrix"
     assert args.batch % (dp * args.micro_batch) == 0, f"--batch is no multiple of {dp} x --micro-batch"
     torch.manual_seed(0)
     mesh = init_device_mesh(device.type, (dp, args.pp, args.tp), mesh_dim_names=("dp", "pp", "tp"))
@@ -73,7 +75,7 @@ def main(args):
     cut(model, my_stage, args.pp)
     for block in model.blocks:
         if not isinstance(block, nn.Identity):
-            parallelize_module(block, mesh["tp"], PLAN)
+            parallelize_module(block, mesh["tp"], LLAMA_PLAN if args.llama else PLAN)
     stage = PipelineStage(model, my_stage, args.pp, device, group=pipeline)
     schedule = Schedule1F1B(stage, args.batch // dp // args.micro_batch, loss_fn=loss_of)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, foreach=False)  # with DTensors

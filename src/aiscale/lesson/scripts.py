@@ -76,7 +76,7 @@ def provide(path: str | Path) -> None:
         is_later = each.name.startswith("train_") and each.name != path.name
         copy = path.parent / each.name
         if each.is_file() and not is_later and not copy.exists():
-            copy.write_bytes(each.read_bytes())
+            write(copy, each.read_text())  # a later lesson may write it anew
 
 
 def catch_up(folder: str | Path, lesson: str) -> None:
@@ -89,6 +89,7 @@ def catch_up(folder: str | Path, lesson: str) -> None:
             ours = workshop() / "your_own" / target[1] if target else None
             if ours and ours.exists():
                 write(Path(folder, ours.name), ours.read_text())
+    provide(Path(folder, "model.py"))  # and its helpers
     print(f"{folder} has the scripts as they are at the end of lesson {lesson[:2]}")
 
 
@@ -108,6 +109,10 @@ def _change(first: Path, second: Path, cell: str) -> str:
         line = str(error).splitlines()[1].strip()
         note = f"; it goes on from the kit's {first.name}, for yours has no single line `{line}`"
     short = short.replace(first.name, second.name)  # as its docstring calls it
+    # A copy from workshop/your_own has the kit's lines there, without marks.
+    for id in gaps.gaps_in("".join(re.findall(r"^ (.*\n)", f"{cell}\n", flags=re.MULTILINE))):
+        if id not in gaps.gaps_in(text):
+            fillings[id] = gaps.Filling(find(id)[1].lines)
     if first != second:
         if empty := [id for id in gaps.gaps_in(text) if id not in fillings]:
             fillings |= {id: gaps.Filling(find(id)[1].lines, by_kit=True) for id in empty}

@@ -94,15 +94,8 @@ def _missing(step: Step, kind: str) -> list[Part]:
     hides_gradients = any(trace["unseen"] for trace in step.many) or kind == "before_clip"
     if not missing or (not have and hides_gradients):
         return []
-    return [
-        Part(
-            step.number,
-            _WORDS[kind],
-            named(missing, len(one)),
-            causes.NO_GRADIENT,
-            ranks="all ranks",
-        )
-    ]
+    cause = causes.of_no_gradient(missing, step, some=bool(have))
+    return [Part(step.number, _WORDS[kind], named(missing, len(one)), cause, ranks="all ranks")]
 
 
 def most_agree(step: Step) -> bool:

@@ -116,7 +116,9 @@ def activations(step: Step) -> list[Part]:
             step, name, shared, usable, by_sample, noisy[name]
         )
         if ranks:
-            cause = causes.of_activation(name, kinds[name], sliced)
+            cause = causes.of_activation(step, name, kinds[name], sliced)
+            if step.is_half_on_many_alone:
+                cause = causes.HALF_PRECISION
             where = f"{name or 'the model'} ({kinds[name]})"
             return [Part(step.number, "activation", where, cause, worst, allowed, ranks)]
         step.verdict.compared["activations"] += 1

@@ -27,11 +27,23 @@ def of_gradients(step: Step, kind: str, bad: dict, odd: dict) -> tuple[Cause, st
             return cause, "all ranks"
     if _right_on_average(step, bad):
         words = "what comes out of backward is right on average; what is done to it later is not"
-        return Cause(words, "look between backward() and the optimizer's step"), "all ranks"
+        remedy = "look between backward() and the optimizer's step"
+        if max(micro_batches(step)) > 1:
+            remedy = f"{remedy}: is zero_grad() called once a step"
+            if _has_slices(step, kind):
+                remedy = f"{remedy}, and do the slices get the average of all micro-batches (FSDP: "
+                remedy = f"{remedy}set_requires_gradient_sync(True) before the last one's forward)"
+            remedy = f"{remedy}?"
+        return Cause(words, remedy), "all ranks"
     if step.on_many("local"):
         words = "it is wrong when it comes out of the backward pass"
         return Cause(words, lesson=TENSOR), "all ranks"
     return Cause("unknown: what comes out of the backward pass cannot be seen"), "all ranks"
+
+
+def _has_slices(step: Step, kind: str) -> bool:
+    pieces = [piece for record in step.records() for piece in record[kind].values()]
+    return any(piece["size"] != piece["shape"] for piece in pieces)
 
 
 def _of_different_copies(step: Step, kind: str, odd: dict) -> tuple[Cause, str]:
@@ -50,11 +62,21 @@ def _of_different_copies(step: Step, kind: str, odd: dict) -> tuple[Cause, str]:
             return Cause(words, "average first, then clip", DDP), where
         words = f"{which}: each rank's own gradient, never averaged"
         return Cause(words, "all-reduce it, or let the wrapper's own forward run", DDP), where
+    if _have_the_right_mean(step, kind, odd):
+        words = f"{which}: one part of it was averaged over the ranks, another is each rank's own"
+        return Cause(words, "average once, after the last micro-batch", DDP), where
     if len(ranks) == 1:
         words = f"rank {ranks[0]} alone has another gradient"
         return Cause(words, "look for a condition on the rank", WRONG), where
     words = f"{which}: not the same on all ranks"
     return Cause(words, "average it over all ranks that have a copy", DDP), where
+
+
+def _have_the_right_mean(step: Step, kind: str, names) -> bool:
+    mean, one = step.on_many(kind, reduce="mean"), step.on_one(kind)
+    return all(
+        name in one and relative(mean[name].values, one[name].values) < 1e-4 for name in names
+    )
 
 
 def _is_own(step: Step, kind: str, name: str) -> bool:

@@ -10,6 +10,7 @@ import inspect
 import torch
 import torch._dynamo
 import torch.nn.functional as F
+from torch.distributed.fsdp import FSDPModule
 
 from aiscale.measure.referee.modules import tensors_in
 from aiscale.measure.referee.recorder import Recorder
@@ -65,6 +66,18 @@ def watch_orders(recorder: Recorder) -> None:
         return drawn
 
     torch.randperm = randperm
+
+
+def watch_prefetch(recorder: Recorder) -> None:
+    """Whether FSDP's units are told what to gather ahead: it changes no number."""
+    original = FSDPModule.set_modules_to_forward_prefetch
+
+    @functools.wraps(original)
+    def told(unit, modules):
+        recorder.notes.add("forward prefetch")
+        return original(unit, modules)
+
+    FSDPModule.set_modules_to_forward_prefetch = told
 
 
 def leave_out_dropout(recorder: Recorder) -> None:

@@ -17,12 +17,18 @@ from pathlib import Path
 from aiscale.measure.referee import order, tasks
 from aiscale.measure.referee.again import from_equal_inputs, with_other_micro_batches
 from aiscale.measure.referee.compare import compare
-from aiscale.measure.referee.question import Question, Runs, is_disturbed, why_nothing_to_compare
+from aiscale.measure.referee.question import (
+    Question,
+    Runs,
+    is_disturbed,
+    say_nothing,
+    why_nothing_to_compare,
+)
 from aiscale.measure.referee.restart import judge_resume
 from aiscale.measure.referee.verdict import Verdict
 
 
-def judge(question: Question, tell: Callable[[str], None] = lambda words: None) -> Verdict:
+def judge(question: Question, tell: Callable[[str], None] = say_nothing) -> Verdict:
     began = time.monotonic()
     private = tempfile.TemporaryDirectory(prefix="aiscale-referee-")
     with tasks.shared_folder() if tasks.count() > 1 else private as top:

@@ -16,6 +16,8 @@ from aiscale.measure.referee import trace
 from aiscale.measure.referee.gradients import watch_parameter
 from aiscale.measure.referee.recorder import Recorder, clean
 
+PLACE = "in the module "  #: begins a note on an error
+
 
 def tensors_in(given) -> list[torch.Tensor]:
     """All tensors in nested lists, tuples and dicts; of a DTensor, what this rank has."""
@@ -81,8 +83,25 @@ class Watcher:
             output = self._with_noise(module, self.original(module, *args, **kwargs))
             self._keep(module, output)
             return output
+        except Exception as error:
+            self._note_place(error, module, args)
+            raise
         finally:
             self.running.pop()
+
+    def _note_place(self, error: Exception, module, args) -> None:
+        """Beside the error, for `runs`: the innermost module in which it came up, and shapes."""
+        name = self.recorder.modules.get(id(module))
+        if not name or getattr(error, "__notes__", None):
+            return
+        shapes = [str(tuple(each.shape)) for each in tensors_in(args)[:1]]
+        weight = getattr(module, "weight", None)
+        told = [f"its input is {shape}" for shape in shapes]
+        if isinstance(weight, torch.Tensor):
+            told += [
+                f"its weight on this rank is {tuple(each.shape)}" for each in tensors_in(weight)
+            ]
+        error.add_note(f"{PLACE}{name} ({type(module).__name__}): {', '.join(told)}")
 
     def _with_noise(self, module, output):
         """In the reference with rounding noise: errors in what a module without parts puts out."""

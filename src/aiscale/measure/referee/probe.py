@@ -68,6 +68,7 @@ def _watch(settings: dict, rank: int):
         seen.sent = seen.traffic.enter_context(traffic.count())
         inputs.watch_tokens(seen)
         inputs.watch_orders(seen)
+        inputs.watch_prefetch(seen)
         modules.Watcher(seen).install()
         gradients.watch_clipping(seen)
         collectives.watch_collectives(seen, folder)

@@ -27,6 +27,10 @@ class Question:
     resume_ranks: int = 0  #: of the second part; 0: as many as of the first
 
 
+def say_nothing(words: str) -> None:
+    """Of what is running."""
+
+
 class Runs:
     """The runs of one question, each in a folder of its own below one that only this user can
     enter."""
@@ -80,13 +84,14 @@ class Runs:
 
 
 def why_nothing_to_compare(many: list[dict], one: list[dict]) -> str:
-    if len(many) > 1 and not any(trace["connected"] for trace in many):
-        return "no rank has called init_process_group: these processes know nothing of each other"
     for words, traces in (("many ranks", many), ("one rank", one)):
         if not any(trace["digests"] for trace in traces):
             return f"no optimizer of torch took a step on {words}"
         if not any(trace["modules"] for trace in traces):
             return f"no model of torch was called on {words}"
+    # known from the optimizer's first step on
+    if len(many) > 1 and not any(trace["connected"] for trace in many):
+        return "no rank has called init_process_group: these processes know nothing of each other"
     return ""
 
 

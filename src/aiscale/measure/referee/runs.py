@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from aiscale import processes
 from aiscale.measure.referee import placeholders, start, tasks, trace
+from aiscale.measure.referee.modules import PLACE
 
 #: Seconds that the other ranks have to fail by themselves after one has failed, and to write their
 #: traces.
@@ -111,7 +113,9 @@ class Run:
         ranks_that_say: dict[str, list[int]] = defaultdict(list)
         for number, rank in enumerate(self.ranks):
             if rank.exitcode:
-                words = _last_words(self.folder / f"err{number}", rank.exitcode)
+                words = _last_words(
+                    self.folder / f"err{number}", rank.exitcode, self.job.script.parent
+                )
                 ranks_that_say[words].append(number)
 
         def order(words: str) -> tuple[bool, int]:
@@ -173,19 +177,30 @@ def _wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def _last_words(path: Path, status: int) -> str:
+def _last_words(path: Path, status: int, scripts: Path) -> str:
     lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
     for line in lines:
         if line.startswith("STUCK "):
             return f"stopped at {line.removeprefix('STUCK ')}"
-    return _error_in(lines)[:300] if lines else f"exit status {status}"
+    return _error_in(lines, scripts)[:300] if lines else f"exit status {status}"
 
 
-def _error_in(lines: list[str]) -> str:
-    """The first line of the last exception, whose message may have more; else the last line."""
+def _error_in(lines: list[str], scripts: Path) -> str:
+    """The first line of an exception, whose message may have more, and where it came up: of one
+    inside a module, or of the last one; else the last line."""
     begins = [number for number, line in enumerate(lines) if line.startswith("Traceback (")]
-    if begins:
-        for line in lines[begins[-1] + 1 :]:
-            if not line.startswith(" "):
-                return line.strip()
+    in_module = [number for number, line in enumerate(lines) if line.startswith(PLACE)]
+    if in_module:
+        begins = [number for number in begins if number < in_module[0]]
+    if not begins:
+        return lines[-1].strip()
+    where = ""
+    for number, line in enumerate(lines[begins[-1] + 1 :], begins[-1] + 1):
+        if not line.startswith(" "):
+            where = f", {lines[in_module[0]].strip()}" if in_module else where
+            return line.strip().rstrip(".") + where
+        place = re.match(r' +File "(.+)", line (\d+), in ', line)
+        if place and Path(place[1]).parent == scripts.resolve():
+            code = lines[number + 1].strip()
+            where = f", at {Path(place[1]).name}:{place[2]}: {code}"
     return lines[-1].strip()

@@ -49,6 +49,14 @@ class Step:
         #: Such an optimizer may compute in fp32: DeepSpeed sums a norm's squares in it.
         self.has_hidden_tensors = any(trace["unseen"] for trace in many)
 
+    @property
+    def is_half_on_many_alone(self) -> bool:
+        many, one = (
+            any("half precision" in trace["notes"] for trace in traces)
+            for traces in (self.many, self.one)
+        )
+        return many and not one
+
     def on_many(
         self, kind: str, step: int | None = None, reduce: str = "first"
     ) -> dict[str, Whole]:
