@@ -251,7 +251,8 @@ def test_no_file_requeues_itself_unless_asked_and_one_that_trains_for_long_says_
     place = place_of(path)
     cpus = int(asked.get("cpus-per-task", "0")) * int(asked["ntasks-per-node"])
     most = int(asked["nodes"]) * (hours + minutes / 60)
-    most *= place.charge_of(cpus, asked.get("partition", ""), asked.get("qos", ""))
+    asked_of = asked.get("partition", ""), asked.get("qos", "")
+    most *= place.share_of(cpus, *asked_of) * place.scheduler.charge(1, 1, asked_of[1])
     unit = place.scheduler.charge_unit.removesuffix("s")
     told = re.search(rf"([\d.,]+) {unit}", text.replace("\n# ", " "))[1]
     assert float(told.replace(",", "")) == pytest.approx(most, rel=0.05)

@@ -137,8 +137,12 @@ class Scheduler:
 
     def charge(self, nodes: float, hours: float, qos: str = "") -> float:
         """What a job is charged, in `charge_unit`."""
-        rate = entry.charge if (entry := self.qos_of(qos)) else 1.0
-        return nodes * hours * self.charge_per_node_hour * rate
+        return nodes * hours * self.charge_per_node_hour * self.factor(qos)
+
+    def factor(self, qos: str = "") -> float:
+        """What a job in that QOS is charged, over the usual charge."""
+        entry = self.qos_of(qos)
+        return entry.charge if entry else 1.0
 
     def unknown(self, partition: str = "", qos: str = "") -> str:
         """A partition or QOS of which the profile knows nothing, in words; empty: it knows them."""
@@ -260,11 +264,10 @@ class Site:
             rank_env={},
         )
 
-    def charge_of(self, cpus: int, partition: str = "", qos: str = "") -> float:
-        """What a node and an hour are charged, for a job that has so many of its CPUs; 0: all."""
+    def share_of(self, cpus: int, partition: str = "", qos: str = "") -> float:
+        """The share of a node that a job pays for, which has so many of its CPUs; 0: all."""
         whole = self.node.cpus_per_rank * self.node.ranks_per_node
-        share = min(1.0, cpus / whole) if cpus and self._shares(partition, qos) else 1.0
-        return self.scheduler.charge(1, 1, qos) * share
+        return min(1.0, cpus / whole) if cpus and self._shares(partition, qos) else 1.0
 
     def _shares(self, partition: str, qos: str) -> float:
         """The most of a node that a job gets where jobs share nodes; 0: they have whole ones."""
