@@ -115,7 +115,7 @@ def test_a_job_without_a_fault_is_submitted_as_it_was_checked(login, capsys):
             "time",
             {"SBATCH_TIMELIMIT": "2-01:00:00"},
             [],
-            "49 h on 4 nodes in QOS regular, which allows 48 h (no Slurm here: the profile's, read on 2",
+            "49 h on 4 nodes in QOS regular, which allows 48 h (no Slurm here: the profile's",
         ),
         (
             "time",
@@ -526,10 +526,25 @@ def test_under_a_real_slurm_faults_are_named_and_a_job_without_one_is_submitted(
                 "Slurm refuses it too"
             )
         part = checks("-t 30", file=FOLDER / "perlmutter/notebook.sbatch")
-        assert part["price"]["found"].endswith(
-            "0.5 node-hours; charged to m1234: 0.03125 CPU node-hours"
-        ), "8 of 128 cores"
+        assert "charged to m1234: 0.03125 CPU node-hours" in part["price"]["found"], (
+            "8 of 128 cores"
+        )
         assert part["Slurm"]["state"] == "ok", part
+        # The centre changes its table: submit says so, and nothing of the kit was touched.
+        table = nodes.folder / "etc/qos"
+        before = table.read_text()
+        row = "gpu_regular|1.000000|2-00:00:00"
+        assert (
+            row in before
+            and "factor 1 of QOS gpu_regular" in checks("-N2", "-t 10")["price"]["found"]
+        )
+        table.write_text(before.replace(row, "gpu_regular|4.000000|00:05:00"))
+        changed = checks("-N2", "-t 10")
+        assert "factor 4 of QOS gpu_regular" in changed["price"]["found"]
+        assert (
+            changed["time"]["state"] == "wrong" and "allows 0.0833333 h" in changed["time"]["found"]
+        )
+        table.write_text(before)
         found = checks("-N2", "-t 10", dry=False)
         assert {each["state"] for each in found.values()} == {"ok"}, found
         job = nodes.login(
