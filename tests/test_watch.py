@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 from aiscale.train.watch import find_missing
 
 WORLD = "0"
@@ -40,3 +43,21 @@ def test_nobody_is_named_where_all_have_begun_the_same_or_this_rank_is_the_late_
     assert found(table(4), [table(4), table(4)]) is None
     assert found(table(3), [table(4), table(4)]) is None
     assert found(table(4), [{}, table(4)]) is None, "rank 1 is in no group of this one"
+
+
+ENDS = """
+import torch.distributed as dist
+from aiscale.train import watch
+
+store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
+dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+watch.watch(0.0)  # it looks without a pause
+dist.destroy_process_group()
+"""
+
+
+def test_a_rank_that_ends_while_its_watch_looks_ends_well():
+    command = [sys.executable, "-c", ENDS]
+    started = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(4)]
+    ended = [(process.communicate(timeout=300)[1], process.returncode) for process in started]
+    assert ended == [(b"", 0)] * 4

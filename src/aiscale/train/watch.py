@@ -6,6 +6,7 @@ flight recorder, and where its main thread is. A rank that has waited too long r
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
@@ -78,11 +79,21 @@ class Watch:
         self.store = dist.PrefixStore("watch", store)
         self.beats = 0
         self.heard = {}  #: rank -> (its beats, when they were first read)
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.run, name="watch", daemon=True)
+
+    def start(self):
+        # A thread that still talks to the store when Python ends would abort the rank.
+        atexit.register(self.stop)
+        self.thread.start()
+
+    def stop(self):
+        self.over.set()
+        self.thread.join(timeout=10)  # it may wait for a store that has gone
 
     def run(self):
         before, since_s = None, time.monotonic()
-        while True:
-            time.sleep(min(5.0, self.patience_s / 8))
+        while not self.over.wait(min(5.0, self.patience_s / 8)):
             now = begun()
             self.write(now)
             if now != before:
@@ -136,4 +147,4 @@ def watch(patience_s: float) -> None:
     """Starts the thread; call it after init_process_group."""
     watching = Watch(patience_s)
     watching.write(begun())  # or a rank that stops in its first seconds would be unknown
-    threading.Thread(target=watching.run, name="watch", daemon=True).start()
+    watching.start()
