@@ -67,7 +67,10 @@ class Cluster(rehearsal.Cluster):
         self, script: str | Path, *options: str, args: Sequence[str | Path] = (), **keywords
     ) -> str:
         """sbatch with `options`, and `args` for the script; returns the job's number.
+        A launcher finds site.sh as by `aiscale submit`.
         Raises RehearsalError with sbatch's message. Keywords as for `login`."""
+        beside = Path(script).absolute().with_name("site.sh")
+        keywords["env"] = {"AISCALE_SITE_SH": str(beside), **(keywords.get("env") or {})}
         done = self.login(
             ["sbatch", "--parsable", *options, script, *args], capture_output=True, **keywords
         )

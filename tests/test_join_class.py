@@ -71,12 +71,10 @@ def test_a_participant_gets_own_copies_shared_corpora_variables_and_a_kernel(sha
     assert "SBATCH_QOS" not in shown and "SBATCH_CONSTRAINT" not in shown, (
         "they win over a launcher's lines"
     )
-    start = (tmp_path / "ada/.local/share/jupyter/kernels/aiscale-class/start.sh").read_text()
-    assert (
-        "module load pytorch" in start
-        and "export SBATCH_QOS=shared" in start
-        and f"export AISCALE_RUNS={mine}" in start
-    )
+    kernel = tmp_path / "ada/.local/share/jupyter/kernels/aiscale-class"
+    assert "module load pytorch" in (kernel / "site.sh").read_text()
+    start = (kernel / "start.sh").read_text()
+    assert "export SBATCH_QOS=shared" in start and f"export AISCALE_RUNS={mine}" in start
 
 
 def test_joining_again_adds_what_is_new_and_keeps_what_was_changed(shared, tmp_path):

@@ -270,8 +270,8 @@ def started_kernel(tmpdir: Path) -> Path:
 
 @pytest.mark.parametrize(
     "file",
-    sorted(ROOT.glob("launchers/*/*.sbatch")),
-    ids=lambda file: f"{file.parent.name}-{file.stem}",
+    sorted(ROOT.glob("launchers/*/site.sh")),
+    ids=lambda file: file.parent.name,
 )
 def test_launchers_keep_compiled_code_in_a_new_folder(file):
     text = file.read_text()

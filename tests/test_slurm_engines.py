@@ -326,14 +326,16 @@ def test_a_login_node_without_slurm_or_site_is_one_line(monkeypatch, tmp_path):
     [(16, 0, ("--nodes=4", "--time=00:30:00")), (3, 2, ("--nodes=2", "--time=00:30:00"))],
 )
 def test_the_job_uses_the_sites_options_and_as_many_nodes_as_the_ranks_need(size, nodes, lines):
-    text = Job(account="m1_g", site="perlmutter", qos="debug", nodes=nodes).text(size)
-    assert all(f"#SBATCH {line} " in text for line in lines)
-    assert "#SBATCH --qos=debug" in text and "module load pytorch" in text
+    files = Job(account="m1_g", site="perlmutter", qos="debug", nodes=nodes).files(size)
+    assert all(f"#SBATCH {line} " in files["engines.sbatch"] for line in lines)
+    assert "#SBATCH --qos=debug" in files["engines.sbatch"]
+    assert "module load pytorch" in files["site.sh"]
 
 
 def test_a_few_ranks_ask_for_their_part_of_a_node_where_jobs_share_nodes(monkeypatch):
     monkeypatch.delenv("SBATCH_QOS", raising=False)
-    part = Job(account="m1", site="perlmutter", qos="shared").text(2)
+    files = Job(account="m1", site="perlmutter", qos="shared").files(2)
+    part = files["engines.sbatch"]
     asked = (
         "--nodes=1",
         "--ntasks-per-node=2",
@@ -342,16 +344,16 @@ def test_a_few_ranks_ask_for_their_part_of_a_node_where_jobs_share_nodes(monkeyp
         "--qos=shared",
     )
     assert all(f"#SBATCH {line} " in part.replace("\n", " \n") for line in asked)
-    assert "0.375 GPU node-hours" in part and "CUDA_VISIBLE_DEVICES" not in part
+    assert "0.375 GPU node-hours" in part and "CUDA_VISIBLE_DEVICES" not in files["site.sh"]
     for other in (
-        Job(account="m1", site="perlmutter").text(2),
-        Job(account="m1", site="perlmutter", qos="shared").text(3),
+        Job(account="m1", site="perlmutter").files(2),
+        Job(account="m1", site="perlmutter", qos="shared").files(3),
     ):
-        assert "#SBATCH --gpus-per-node=4" in other, (
+        assert "#SBATCH --gpus-per-node=4" in other["engines.sbatch"], (
             "a whole node: in QOS regular, or beyond half of one"
         )
     monkeypatch.setenv("SBATCH_QOS", "shared")  # sbatch would read it too
-    assert Job(account="m1", site="perlmutter").text(2) == part
+    assert Job(account="m1", site="perlmutter").files(2) == files
 
 
 @pytest.mark.parametrize(
@@ -374,7 +376,8 @@ def test_a_few_ranks_ask_for_their_part_of_a_node_where_jobs_share_nodes(monkeyp
 def test_ranks_on_cpus_ask_for_cores_of_a_node_without_gpus(name, asked, size, lines, monkeypatch):
     for variable in ("SBATCH_QOS", "SBATCH_CONSTRAINT", "SBATCH_PARTITION"):
         monkeypatch.delenv(variable, raising=False)
-    text = Job(account="m1", site=name, **asked).text(size)
+    files = Job(account="m1", site=name, **asked).files(size)
+    text = files["engines.sbatch"]
     options = dict(
         line.split()[1].partition("=")[::2]
         for line in text.splitlines()
@@ -384,10 +387,10 @@ def test_ranks_on_cpus_ask_for_cores_of_a_node_without_gpus(name, asked, size, l
         set(lines) <= {f"{key.lstrip('-')}={value}" for key, value in options.items()}
         and "--gpus-per-node" not in options
     )
-    assert f"--cpus-per-task={options['--cpus-per-task']}" in text.partition("job engines")[2]
+    assert f"--cpus-per-task={options['--cpus-per-task']}" in files["site.sh"]
     ((variable, value),) = asked.items()
     monkeypatch.setenv(f"SBATCH_{variable.upper()}", value)  # as the kernel of a class has it
-    assert Job(account="m1", site=name).text(size) == text
+    assert Job(account="m1", site=name).files(size) == files
 
 
 def test_a_rank_that_starts_before_rank_0_finds_its_profile(tmp_path, monkeypatch):

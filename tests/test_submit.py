@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import getpass
 import json
 import os
 import re
@@ -67,6 +68,14 @@ def submit(*words: str, capsys, file: str = "perlmutter/fsdp.sbatch") -> tuple[i
     return status, said.err.splitlines(), said.out
 
 
+def found_line(options: str, name: str, capsys) -> str:
+    """The line of one check."""
+    main(["submit", "--dry-run", "--sbatch", options, str(FOLDER / "perlmutter/fsdp.sbatch")])
+    lines = capsys.readouterr().err.splitlines()
+    (line,) = [line for line in lines if line[2:].startswith(f"{name} ")]
+    return line
+
+
 def test_a_job_without_a_fault_is_submitted_as_it_was_checked(login, capsys):
     status, lines, _ = submit("--steps", "7", capsys=capsys)
     assert status == 0, lines
@@ -106,14 +115,13 @@ def test_a_job_without_a_fault_is_submitted_as_it_was_checked(login, capsys):
             "time",
             {"SBATCH_TIMELIMIT": "2-01:00:00"},
             [],
-            "49 h on 4 nodes in QOS regular, which allows 48 h → --",
+            "49 h on 4 nodes in QOS regular, which allows 48 h (no Slurm here: the profile's",
         ),
         (
             "time",
             {"SBATCH_QOS": "preempt"},
             [],
-            "0.5 h on 4 nodes in QOS preempt, where a job must ask for 2 h at least "
-            "→ --sbatch '-t 120'",
+            "0.5 h on 4 nodes in QOS preempt, where a job must ask for 2 h at least (no Slurm here",
         ),
         (
             "signal",
@@ -252,7 +260,103 @@ def test_limit_and_charge_of_what_the_profile_lacks_are_unknown(option, what, lo
     lines = capsys.readouterr().err.splitlines()
     for name in ("time", "price"):
         (line,) = [line for line in lines if line[2:].startswith(f"{name} ")]
-        assert line.startswith("!") and "unknown" in line and f" profile has no {what} → " in line
+        assert line.startswith("!") and "unknown" in line and f" profile has no {what}" in line
+
+
+ANSWERS = {
+    "scontrol": "PartitionName=gpu Default=YES MaxNodes=UNLIMITED MaxTime=2-00:00:00 QoS=N/A",
+    "sinfo": "gpu,a100|256000+\ngpu,hbm80g|256000",
+    "sshare": "m1234|{user}\nm1234_g|{user}",
+    "qos": "gpu_regular|1.000000|2-00:00:00|node=1536|\ngpu_debug|1.000000|00:30:00|node=8|\n"
+    "gpu_premium|2.000000|1-00:00:00||\ngpu_big|0.500000|||gres/gpu=512,node=128",
+}
+
+
+@pytest.fixture
+def machine(login):
+    """The login node, where Slurm answers what is asked of it; machine(qos="...") changes that."""
+    user = getpass.getuser()
+
+    def answer(**changed: str) -> None:
+        for name, text in (ANSWERS | changed).items():
+            text = text.format(user=user)
+            lines = "" if text else "exit 1\n"
+            if name == "qos":
+                name, lines = (
+                    "sacctmgr",
+                    f'case "$*" in *"show qos"*) ;; *) exit 1 ;; esac\n{lines}',
+                )
+            path = login / "bin" / name
+            path.write_text(f"#!/bin/bash\n{lines}cat << 'END'\n{text}\nEND\n")
+            path.chmod(0o755)
+
+    answer()
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "state", "told"),
+    [
+        ("-N 4 -t 60", "time", "✓", "QOS gpu_regular and partition gpu allow at most 48 h"),
+        ("-N 4 -t 60", "account", "✓", "m1234, as sshare says"),
+        ("-N 4 -t 60", "host memory", "✓", "of 268.4 GB"),
+        ("-N 4 -t 60", "price", "✓", "4 GPU node-hours (factor 1 of QOS gpu_regular, as"),
+        (
+            "-N 4 -t 60 -q premium",
+            "price",
+            "✓",
+            "m1234: 8 GPU node-hours (factor 2 of QOS gpu_",
+        ),
+        (
+            "-N 4 -t 60 -q debug",
+            "time",
+            "✗",
+            "1 h, and QOS gpu_debug (sacctmgr show qos) allows",
+        ),
+        (
+            "-N 9 -t 20 -q debug",
+            "time",
+            "✗",
+            "9 nodes, and QOS gpu_debug (sacctmgr show qos) al",
+        ),
+        (
+            "-N 4 -t 60 -q big",
+            "time",
+            "✗",
+            "4 nodes, and QOS gpu_big (sacctmgr show qos) want",
+        ),
+        ("-N 4 -t 60 -q fast", "time", "✗", "this machine has no QOS fast → --sbatch '-q NAME'"),
+        ("-N 4 -t 60 -p fast", "time", "✗", "this machine has no partition fast → --sbatch '-p N"),
+        ("-N 4 -t 60 -A m9", "account", "✗", "m9 is none of yours, which are m1234, m1234_g → "),
+        (
+            "-N 64 -t 60",
+            "start",
+            "!",
+            "256 ranks take to meet is unknown; on 256 nodes of F",
+        ),
+    ],
+)
+def test_limits_and_price_are_what_the_machine_says(options, name, state, told, machine, capsys):
+    line = found_line(options, name, capsys)
+    assert line.startswith(state) and told in line
+
+
+def test_a_row_that_the_centre_changes_changes_what_submit_says(machine, capsys):
+    machine(qos="gpu_regular|3.000000|00:40:00||")
+    assert "12 GPU node-hours (factor 3 of" in found_line("-N 4 -t 60", "price", capsys)
+    assert found_line("-N 4 -t 60", "time", capsys).startswith("✗ time")
+    machine(sinfo="gpu|1000")
+    assert found_line("-N 4 -t 60", "host memory", capsys).startswith("✗ host memory")
+
+
+@pytest.mark.parametrize(
+    ("silent", "name"),
+    [("qos", "time"), ("qos", "price"), ("sshare", "account"), ("sinfo", "host memory")],
+)
+def test_what_slurm_does_not_say_is_unknown_and_never_ticked(silent, name, machine, capsys):
+    machine(**{silent: ""})
+    line = found_line("-N 4 -t 60", name, capsys)
+    assert line.startswith("!") and "unknown" in line
 
 
 @pytest.mark.parametrize(
@@ -264,6 +368,7 @@ def test_an_environment_that_many_nodes_read_should_be_packed(
     (login / "env.tar.gz").touch()
     monkeypatch.setenv("AISCALE_ENVIRONMENT", f"{login / 'env'}{packed}")
     job = Launcher.read(FOLDER / "frontier/fsdp.sbatch", site("frontier"), sbatch=f"-N {nodes}")
+    assert ("--constraint=nvme" in job.command) == bool(packed), "the nodes' own disks"
     (finding,) = environment(job)
     assert finding.state == state and ("--pack" in finding.remedy) == (state == "warning"), finding
 
@@ -315,7 +420,9 @@ def test_a_dry_run_prints_the_command_and_submits_nothing(login, capsys, monkeyp
         main(["submit", "--dry-run", "--sbatch", "-q debug -t 20", str(file), "--steps", "7"]) == 0
     )
     told = capsys.readouterr()
-    assert told.out == f"sbatch -q debug -t 20 --requeue {shlex.quote(str(file))} --steps 7\n"
+    site_sh = f"AISCALE_SITE_SH={FOLDER / 'perlmutter/site.sh'}"
+    command = ["env", site_sh, *"sbatch -q debug -t 20 --requeue".split(), str(file)]
+    assert told.out == f"{shlex.join([*command, '--steps', '7'])}\n"
     assert (
         "4 nodes x 0.333333 h x 6 starts" in told.err
         and "at most 0.5 h on 4 nodes in QOS debug" in told.err
@@ -419,10 +526,25 @@ def test_under_a_real_slurm_faults_are_named_and_a_job_without_one_is_submitted(
                 "Slurm refuses it too"
             )
         part = checks("-t 30", file=FOLDER / "perlmutter/notebook.sbatch")
-        assert part["price"]["found"].endswith(
-            "0.5 node-hours; charged to m1234: 0.03125 CPU node-hours"
-        ), "8 of 128 cores"
+        assert "charged to m1234: 0.03125 CPU node-hours" in part["price"]["found"], (
+            "8 of 128 cores"
+        )
         assert part["Slurm"]["state"] == "ok", part
+        # The centre changes its table: submit says so, and nothing of the kit was touched.
+        table = nodes.folder / "etc/qos"
+        before = table.read_text()
+        row = "gpu_regular|1.000000|2-00:00:00"
+        assert (
+            row in before
+            and "factor 1 of QOS gpu_regular" in checks("-N2", "-t 10")["price"]["found"]
+        )
+        table.write_text(before.replace(row, "gpu_regular|4.000000|00:05:00"))
+        changed = checks("-N2", "-t 10")
+        assert "factor 4 of QOS gpu_regular" in changed["price"]["found"]
+        assert (
+            changed["time"]["state"] == "wrong" and "allows 0.0833333 h" in changed["time"]["found"]
+        )
+        table.write_text(before)
         found = checks("-N2", "-t 10", dry=False)
         assert {each["state"] for each in found.values()} == {"ok"}, found
         job = nodes.login(

@@ -7,8 +7,8 @@
 #   build_environment.sh --wheelhouse DIR PREFIX   builds it from DIR, without a network
 #   --torch-index ADDRESS                          of another package index than https://download.pytorch.org/whl/rocm7.1
 #
-# PREFIX belongs on Orion, such as /lustre/orion/<project>/proj-shared/env for a class: NFS ($HOME) is far slower. Orion
-# removes what nobody has used for 90 days.
+# PREFIX belongs on Orion, such as /lustre/orion/<project>/proj-shared/env for a class: NFS ($HOME)
+# is far slower. Orion removes what nobody has used for 90 days.
 #
 # One serves a whole class: when it is built nobody can write to it, and who may enter the folder that it is in may use
 # it. Jobs find it by `export AISCALE_ENVIRONMENT=PREFIX` before sbatch. To change it, build another beside it, for jobs

@@ -5,8 +5,8 @@
 #   build_environment.sh --download DIR            only fetches what it takes into DIR, where there is a network
 #   build_environment.sh --wheelhouse DIR PREFIX   builds it from DIR, without a network
 #
-# PREFIX belongs on /global/common/software/<project>, made for software: compute nodes read it fast, and cannot write
-# to it.
+# PREFIX belongs on /global/common/software/<project>, made for software: compute nodes read it
+# fast, and cannot write to it.
 #
 # One serves a whole class: when it is built nobody can write to it, and who may enter the folder that it is in may use
 # it. Jobs find it by `export AISCALE_ENVIRONMENT=PREFIX` before sbatch. To change it, build another beside it, for jobs

@@ -103,7 +103,30 @@ class Settings:
         (etc / "job_submit.lua").write_text(
             f"local site = {_lua(self._rules())}\n\n" + _template("job_submit.lua")
         )
+        for name, rows in self._tables().items():
+            (etc / name).write_text("".join(f"{'|'.join(row)}\n" for row in rows))
         self._write_scripts(etc)
+
+    def _tables(self) -> dict[str, list[tuple[str, ...]]]:
+        """{file: rows} that sacctmgr and sshare print, by the profile; each file may be edited."""
+        rules, user = self.site.scheduler, user_name()
+        qos = [("Name", "UsageFactor", "MaxWall", "MaxTRES", "MinTRES")]
+        for name, each in rules.qos.items():
+            minutes = round(each.max_hours * 60)
+            wall = f"{minutes // 1440}-{minutes // 60 % 24:02}:{minutes % 60:02}:00"
+            most = f"node={each.max_nodes}" if each.max_nodes else ""
+            row = (f"{each.charge:.6f}", wall if minutes else "", most, "")
+            # for jobs on GPU nodes and for those on others
+            names = dict.fromkeys([rules.qos_prefix + name, name])
+            qos += [(shown, *row) for shown in names]
+        accounts = self.valid_accounts
+        assoc = [(account, rules.default_qos) for account in accounts]
+        share = [(account, user) for account in accounts]
+        return {
+            "qos": qos,
+            "assoc": [("Account", "DefaultQOS"), *assoc],
+            "share": [("Account", "User"), *share],
+        }
 
     def _slurm_conf(self) -> str:
         node = self.site.node
@@ -186,6 +209,8 @@ class Settings:
 SHIMS = (
     "srun",
     "sbcast",
+    "sacctmgr",
+    "sshare",
     "lfs",
     "shifter",
     "singularity",

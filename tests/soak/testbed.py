@@ -23,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from aiscale.site.launchers import LESSONS, render
+from aiscale.site.launchers.render import sourced
 from aiscale.site.profiles import ENDED, site
 from centre import Cluster
 from rehearsal.settings import user_name
@@ -77,7 +78,9 @@ class Testbed:
 
     def __enter__(self) -> Testbed:
         (self.folder / "runs").mkdir(parents=True, exist_ok=True)
-        (self.folder / "ddp.sbatch").write_text(render(LESSONS["ddp"], self.place))
+        files = {"ddp.sbatch": render(LESSONS["ddp"], self.place), **sourced(self.place)}
+        for name, text in files.items():
+            (self.folder / name).write_text(text)
         # that of a launcher; runs this one, and no doctor
         python = self.folder / "environment/bin/python"
         python.parent.mkdir(parents=True, exist_ok=True)

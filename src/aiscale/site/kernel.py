@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from aiscale.errors import ConfigError, require_writable
-from aiscale.site.launchers.render import templates
+from aiscale.site.launchers.render import sourced, templates
 from aiscale.site.profiles import Shell, Site, find, here, names
 
 
-def install(name: str, title: str, script: str, prefix: str | None = None) -> Path:
+def install(
+    name: str, title: str, script: str, prefix: str | None = None, site: Site | None = None
+) -> Path:
     """Install or replace the kernel that `script` starts, for this user or below `prefix`.
+
+    A site's site.sh lies beside the script, which sources it.
 
     Returns its folder.
     """
@@ -40,6 +45,9 @@ def install(name: str, title: str, script: str, prefix: str | None = None) -> Pa
         (files / "kernel.json").write_text(json.dumps(about, indent=1) + "\n")
         # Whatever the umask. Others in a class may use a shared kernel, but not change it; nobody
         # else may read one's own, for its variables may be secrets.
+        if site:
+            (files / "site.sh").write_text(sourced(site)["site.sh"])
+            (files / "site.sh").chmod(0o644 if prefix else 0o600)
         (files / "kernel.json").chmod(0o644 if prefix else 0o600)
         for path in (files / "start.sh", files):
             path.chmod(0o755 if prefix else 0o700)
@@ -56,12 +64,17 @@ def install(name: str, title: str, script: str, prefix: str | None = None) -> Pa
 def start_script(
     name: str, environment: Path, site: Site | None, profile: str, variables: Mapping[str, str]
 ) -> str:
-    """The kernel's start.sh; profile: the .toml file that the site was read from, else empty."""
+    """The kernel's start.sh; profile: the .toml file that the site was read from, else empty.
+
+    It sources the centre's own site.sh, which AISCALE_SITE_SH names, or else the one beside it.
+    """
     if not (environment / "bin/python").exists():
         raise ConfigError(
             f"environment {environment} has no bin/python: name a venv or conda environment"
         )
     values = {"name": name, "environment": environment, "site": site, "profile": profile}
+    named = os.environ.get("AISCALE_SITE_SH")
+    values["site_sh"] = str(Path(named).absolute()) if named else ""
     values |= {"variables": variables, "caches": (site.shell if site else Shell()).caches}
     return templates().get_template("start_kernel.sh.j2").render(values)
 
@@ -106,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
     script = start_script(name, Path(args.environment).absolute(), place, profile, variables)
     if args.prefix:
         require_writable(args.prefix, "--prefix")
-    print(install(name, title, script, args.prefix))
+    print(install(name, title, script, args.prefix, place))
     if args.prefix and variables:
         print(f"All who can read {args.prefix} can read {', '.join(variables)}.", file=sys.stderr)
     print(

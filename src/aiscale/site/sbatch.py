@@ -14,7 +14,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aiscale.errors import ConfigError
@@ -95,8 +95,13 @@ class Launcher:
         requeue = chain == 1 and os.environ.get("CHAIN") == "1" and "no-requeue" in options
         words = shlex.split(sbatch) + ["--requeue"] * requeue
         options |= sbatch_options(words)
+        job = cls(path, text, site, options, (), tuple(args), chain)
+        asked = site.shell.unpack_constraint
+        packed = job.can_unpack and job.setting("ENVIRONMENT").endswith(".tar.gz")
+        if packed and asked and "constraint" not in options:
+            words.append(f"--constraint={asked}")
         command = ("sbatch", *words, str(path), *args)
-        return cls(path, text, site, options, command, tuple(args), chain)
+        return replace(job, command=command)
 
     @property
     def nodes(self) -> int:
@@ -147,9 +152,29 @@ class Launcher:
         return self.site if asks or not self.site.cpus.node.ranks else self.site.on_cpus()
 
     @property
+    def site_sh(self) -> Path | None:
+        """What the file sources; None where it sources nothing of a site."""
+        if "AISCALE_SITE_SH" not in self.text:
+            return None
+        named = os.environ.get("AISCALE_SITE_SH")
+        return Path(named).absolute() if named else self.path.absolute().parent / "site.sh"
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """This environment, and where the job finds site.sh."""
+        return os.environ | ({"AISCALE_SITE_SH": str(self.site_sh)} if self.site_sh else {})
+
+    @property
     def modules(self) -> list[str]:
-        lines = re.findall(r"^(?!\s*#).*\bmodule load ([^;#\n]+)", self.text, re.M)
+        there = self.site_sh and self.site_sh.is_file()
+        text = self.text + (self.site_sh.read_text() if there else "")
+        lines = re.findall(r"^(?!\s*#).*\bmodule load ([^;#\n]+)", text, re.M)
         return " ".join(lines).split()
+
+    @property
+    def can_unpack(self) -> bool:
+        """Whether its nodes can unpack an environment onto their own disks."""
+        return bool(self.site_sh and self.site.shell.unpack)
 
     def setting(self, name: str) -> str:
         """A variable of the block EDIT; empty if the file does not set it."""
@@ -157,11 +182,13 @@ class Launcher:
 
     def training(self) -> Training | None:
         """What it trains, or None. Ends as the trainer does on options that it does not have."""
-        array = re.search(r"^run=\(\n.*?^\)$", self.text, re.M | re.S)
-        words = self._expanded('"${run[@]}"', after=array[0]) if array else []
-        if not words:
+        command = re.search(
+            r"^launch python -m aiscale\.train\.(.*?)(?<!\\)$", self.text, re.M | re.S
+        )
+        if not command:
             return None
-        trainer = words[0].removeprefix("aiscale.train.")
+        words = self._expanded(command[1])
+        trainer = words[0]
         return Training(trainer, options(trainer).parse_args(words[1:]))
 
     def _count(self, option: str, why: str) -> int:
@@ -171,10 +198,10 @@ class Launcher:
             raise ConfigError(f"--{option} is {value}: {why}, so give a whole number, 1 or more")
         return int(value)
 
-    def _expanded(self, words: str, after: str = "") -> list[str]:
-        """What bash makes of `words` after the block EDIT and the lines `after` it."""
+    def _expanded(self, words: str) -> list[str]:
+        """What bash makes of `words` after the block EDIT."""
         block = re.search(r"^# EDIT -+\n(.*?)^# -+$", self.text, re.M | re.S)
-        script = "\n".join([block[1] if block else "", after, rf"printf '%s\0' {words}"])
+        script = "\n".join([block[1] if block else "", rf"printf '%s\0' {words}"])
         env = {**os.environ, "SLURM_SUBMIT_DIR": os.getcwd()}
         env["SLURM_JOB_NAME"] = self.options.get("job-name", self.path.name)
         command = ["bash", "-c", script, "bash", *self.args]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import getpass
 import math
-import os
 import re
 import shlex
 import shutil
@@ -22,14 +21,15 @@ from aiscale.errors import ConfigError
 from aiscale.plan import cost
 from aiscale.plan.config import Run
 from aiscale.plan.machines import find_machine
+from aiscale.site import limits
+from aiscale.site.asked import Rules, ask
 from aiscale.site.doctor import Finding
 from aiscale.site.profiles import Site, find, here, names
 from aiscale.site.sbatch import Launcher, Training
 
 ASK_ABOVE = 50  #: node-hours
 LIMIT_S = 180  #: for a program that asks a busy file system or Slurm
-MANY_NODES = 20  #: from here on an environment should be packed: it pays for tens of nodes [sbcast]
-SIGNAL_EARLY_S = 60  #: Slurm may send a signal so much before its time (man sbatch, --signal)
+MANY_NODES = 32  #: from here on an environment should be packed: it pays for tens of nodes [sbcast]
 
 #: (words of Slurm's refusal, what helps), the first that fits
 _REMEDIES = (
@@ -51,19 +51,18 @@ _REMEDIES = (
 )
 
 
-def examine(job: Launcher) -> Iterator[Finding]:
+def examine(job: Launcher, rules: Rules | None) -> Iterator[Finding]:
     yield from environment(job)
     if training := job.training():
         yield from layout(job, training)
         yield corpus(training)
         run = training.run
         yield space(job, run)
-        yield from host_memory(job, run)
+        yield from host_memory(job, run, rules)
         yield from steps(job, run)
-    yield time_limit(job)
-    yield from time_to_save(job)
     yield modules(job)
     yield slurm(job)
+    yield from limits.examine(job, rules)
 
 
 def environment(job: Launcher) -> Iterator[Finding]:
@@ -88,7 +87,7 @@ def environment(job: Launcher) -> Iterator[Finding]:
         yield Finding("environment", "wrong", f"{where} has no bin/python", remedy)
     elif not script and (error := _failure([python, "-c", "import aiscale"])):
         yield Finding("environment", "wrong", f"{python} cannot import aiscale: {error}", remedy)
-    elif _unpacks(job) and job.nodes >= MANY_NODES and not where.endswith(".tar.gz"):
+    elif job.can_unpack and job.nodes >= MANY_NODES and not where.endswith(".tar.gz"):
         packed = remedy.replace(" PREFIX,", " --pack PREFIX,") + ".tar.gz"
         text = f"{where}: {job.nodes} nodes read it at once, which is slow"
         yield Finding("environment", "warning", text, packed)
@@ -97,11 +96,6 @@ def environment(job: Launcher) -> Iterator[Finding]:
     if script and not Path(script).is_file():
         call = f"aiscale submit {job.path} YOUR_SCRIPT.py OPTIONS"
         yield Finding("script", "wrong", f"{script} is no file here", call)
-
-
-def _unpacks(job: Launcher) -> bool:
-    """Whether the file sends a packed environment to the nodes' own disks."""
-    return bool(job.site.shell.unpack) and f'job begin "{job.site.shell.unpack}"' in job.text
 
 
 def layout(job: Launcher, training: Training) -> Iterator[Finding]:
@@ -190,14 +184,15 @@ def _machine(job: Launcher) -> str:
 #: what helps a node whose ranks need too much, by when they need it
 _LESS_ON_THE_HOST = {
     "drawing weights": "--stage 2, or fsdp.sbatch, whose ranks draw one tensor at a time; or fewer "
-    "ranks a node, by --ntasks-per-node of #SBATCH and of srun",
+    "ranks a node, by --ntasks-per-node",
     "saving": "more nodes, which divide the states (megatron without --no-zero1, fsdp, zero); or "
-    "fewer ranks a node, by --ntasks-per-node of #SBATCH and of srun",
+    "fewer ranks a node, by --ntasks-per-node",
 }
 
 
-def host_memory(job: Launcher, run: Run) -> Iterator[Finding]:
-    """Whether a node's own memory holds what the planner says that its ranks need there."""
+def host_memory(job: Launcher, run: Run, rules: Rules | None = None) -> Iterator[Finding]:
+    """Whether a node's own memory, as Slurm says, or the catalogue where there is no Slurm, holds
+    what the planner says that its ranks need there."""
     from aiscale.plan.layout import layout_of, shape_of
     from aiscale.plan.memory import host_bytes
 
@@ -218,14 +213,16 @@ def host_memory(job: Launcher, run: Run) -> Iterator[Finding]:
     text = f"{ranks} ranks x {size_of(each[when])} {when} = {size_of(needed)} a node (planned)"
     machine = _machine(job)
     have_gb = find_machine(machine).node.host_gb if machine else None
+    if rules:
+        have_gb = rules.node_gb(job.options.get("constraint", ""))
     if have_gb is None:
         what = f"{text}, and the node's memory is unknown"
         remedy = "read the site's own figure, and give its machine node.host_gb"
         yield Finding(name, "warning", what, remedy)
     elif needed > have_gb * 1e9:
-        yield Finding(name, "wrong", f"{text}, which has {have_gb:g} GB", _LESS_ON_THE_HOST[when])
+        yield Finding(name, "wrong", f"{text}, which has {have_gb:.4g} GB", _LESS_ON_THE_HOST[when])
     else:
-        yield Finding(name, "ok", f"{text} of {have_gb:g} GB")
+        yield Finding(name, "ok", f"{text} of {have_gb:.4g} GB")
 
 
 def _quota_left(folder: Path) -> float | None:
@@ -239,55 +236,14 @@ def _quota_left(folder: Path) -> float | None:
     return max(0, min(filter(None, numbers[1:])) - numbers[0]) * 1024 if any(numbers[1:]) else None
 
 
-def time_limit(job: Launcher) -> Finding:
-    partition, qos = job.options.get("partition", ""), job.options.get("qos", "")
-    rules = job.site.scheduler
-    longest, rule = rules.hours_for(job.nodes, partition, qos), rules.qos_of(qos)
-    places = " and ".join(filter(None, [partition, qos and f"QOS {qos}"]))
-    where = f"{job.nodes} nodes" + f" in {places}" * bool(places)
-    if longest is None:
-        return Finding(
-            "time",
-            "wrong",
-            f"{where}: more nodes than it allows",
-            "ask for fewer: --sbatch '-N NODES'",
-        )
-    if job.chain > 1 and rule and not rule.may_chain:
-        return Finding(
-            "time", "wrong", f"QOS {qos} forbids chains of jobs", "another QOS, or no --chain"
-        )
-    if job.hours > longest + 1e-9:
-        remedy = f"--sbatch '-t {round(longest * 60)}', or another QOS or partition"
-        return Finding(
-            "time", "wrong", f"{job.hours:g} h on {where}, which allows {longest:g} h", remedy
-        )
-    if rule and job.hours < rule.min_hours - 1e-9:
-        text = f"{job.hours:g} h on {where}, where a job must ask for {rule.min_hours:g} h at least"
-        remedy = f"--sbatch '-t {round(rule.min_hours * 60)}', or another QOS"
-        return Finding("time", "wrong", text, remedy)
-    if longest == math.inf:
-        why = f"the profile has no {rules.unknown(partition, qos) or 'partition'}"
-        text = f"{job.hours:g} h on {where}: the limit is unknown, as {why}"
-        return Finding("time", "warning", text, "read the site's own limits")
-    return Finding("time", "ok", f"{job.hours:g} of at most {longest:g} h on {where}")
-
-
-def time_to_save(job: Launcher) -> Iterator[Finding]:
-    """Whether the signal on which ranks save comes after they have begun."""
-    asked_s = round(3600 * job.hours)
-    if job.signal_s and asked_s <= job.signal_s + SIGNAL_EARLY_S:
-        text = f"the job has {asked_s} s, and --signal asks ranks to save {job.signal_s} s before "
-        text += f"its end or up to {SIGNAL_EARLY_S} s earlier: they would do nothing else"
-        enough = -(-(job.signal_s + SIGNAL_EARLY_S) // 60) + 5
-        remedy = f"--sbatch '-t {enough}', or a smaller --signal=USR1@SECONDS"
-        yield Finding("signal", "wrong", text, remedy)
-
-
 def modules(job: Launcher) -> Finding:
+    if job.site_sh and not job.site_sh.is_file():
+        remedy = "copy it from the launcher's first folder, or export AISCALE_SITE_SH=FILE"
+        return Finding("modules", "wrong", f"{job.site_sh} is not there", remedy)
     if error := _failure(
         ["bash", "-lc", 'type module && module load "$@"', "modules", *job.modules]
     ):
-        remedy = "look for it by module spider, then edit the line `module load`"
+        remedy = "look for it by module spider, then edit the line `module load` of site.sh"
         return Finding("modules", "wrong", f"cannot be loaded: {error}", remedy)
     return Finding("modules", "ok", " ".join(job.modules) or "none")
 
@@ -365,7 +321,7 @@ def run(args: argparse.Namespace) -> int:
         path, _site(args.site, path), sbatch=args.sbatch, args=rest, chain=args.chain
     )
     wrong = []
-    for finding in [*examine(job), price(job)]:
+    for finding in [*examine(job, ask())]:  # a bad setting ends it before a line is printed
         print(finding.line(), file=sys.stderr, flush=True)
         if finding.state == "wrong":
             wrong.append(finding.name)
@@ -373,24 +329,27 @@ def run(args: argparse.Namespace) -> int:
         print(f"not submitted: {', '.join(wrong)}", file=sys.stderr)
         return 1
     if dry:
-        print(shlex.join(job.command))
+        named = [f"AISCALE_SITE_SH={job.site_sh}"] if job.site_sh else []
+        print(shlex.join(["env", *named, *job.command] if named else job.command))
         return 0
-    if node_hours(job) > ASK_ABOVE and not yes:
-        most = f"{node_hours(job):,.4g} node-hours, more than {ASK_ABOVE}"
+    if limits.node_hours(job) > ASK_ABOVE and not yes:
+        most = f"{limits.node_hours(job):,.4g} node-hours, more than {ASK_ABOVE}"
         print(
             f"not submitted: up to {most}: if you mean it, aiscale submit --yes {path}",
             file=sys.stderr,
         )
         return 1
-    return subprocess.run(job.command).returncode if job.chain == 1 else _submit_chain(job)
+    if job.chain > 1:
+        return _submit_chain(job)
+    return subprocess.run(job.command, env=job.environ).returncode
 
 
 def _submit_chain(job: Launcher) -> int:
-    """Each job waits for the one before; job.sh ends a chain whose run is finished or failed."""
+    """Each job waits for the one before; chain.sh ends a chain whose run is finished or failed."""
     ids: list[str] = []
     for number in range(1, job.chain + 1):
         words = ["--parsable", *(f"--dependency=afterany:{last}" for last in ids[-1:])]
-        env = {**os.environ, "AISCALE_CHAIN": ids[0] if ids else "first"}
+        env = {**job.environ, "AISCALE_CHAIN": ids[0] if ids else "first"}
         done = subprocess.run(
             ["sbatch", *words, *job.command[1:]], env=env, stdout=subprocess.PIPE, text=True
         )
@@ -403,27 +362,6 @@ def _submit_chain(job: Launcher) -> int:
         ids.append(done.stdout.strip().partition(";")[0])
     print(*ids)
     return 0
-
-
-def node_hours(job: Launcher) -> float:
-    """The most that it takes, all starts of a chain together."""
-    return job.nodes * job.hours * job.starts
-
-
-def price(job: Launcher) -> Finding:
-    place, hours = job.place, node_hours(job)
-    partition, qos = job.options.get("partition", ""), job.options.get("qos", "")
-    starts = f" x {job.starts} {'jobs' if job.chain > 1 else 'starts'}" if job.starts > 1 else ""
-    nodes = f"{job.nodes} node{'s' * (job.nodes > 1)}"
-    most = f"at most {nodes} x {job.hours:g} h{starts} = {hours:,.4g} node-hours"
-    payer = job.options.get("account", "your default account")
-    if unknown := place.scheduler.unknown(partition, qos):
-        text = f"{most}; what {payer} is charged is unknown, as the profile has no {unknown}"
-        return Finding("price", "warning", text, "read the site's own charges")
-    charged = hours * place.charge_of(job.cpus, partition, qos)
-    return Finding(
-        "price", "ok", f"{most}; charged to {payer}: {charged:,.4g} {place.scheduler.charge_unit}"
-    )
 
 
 def _site(name: str | None, path: Path) -> Site:

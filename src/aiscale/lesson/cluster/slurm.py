@@ -100,7 +100,8 @@ class Job:
         """Submit the job; returns its id. Raises ClusterError with Slurm's message."""
         nodes = self.nodes_for(size)
         script = folder / "engines.sbatch"
-        script.write_text(self.text(size))
+        for name, text in self.files(size).items():
+            (folder / name).write_text(text)
         words = [
             "sbatch",
             "--parsable",
@@ -117,6 +118,9 @@ class Job:
         options |= {"reservation": self.reservation, "constraint": self.constraint, "nodes": nodes}
         words += [f"--{name}={value}" for name, value in options.items() if value != ""]
         env = {**public(env), "AISCALE_FOLDER": str(folder), "AISCALE_RANKS": str(size)}
+        # A centre's own site.sh is for its GPU nodes.
+        if "AISCALE_SITE_SH" not in env or "gpus-per-node" not in script.read_text():
+            env["AISCALE_SITE_SH"] = str(folder / "site.sh")
         prefix = Path(sys.prefix)  # where the job finds this kernel's software
         if (prefix / "bin/activate").exists() or (prefix / "conda-meta").is_dir():
             env.setdefault("AISCALE_ENVIRONMENT", str(prefix))
@@ -130,8 +134,11 @@ class Job:
             raise ClusterError(f"Slurm refused the job: {why} (asked for: {' '.join(words[5:])})")
         return done.stdout.strip().partition(";")[0]
 
-    def text(self, size: int) -> str:
-        from aiscale.site.launchers import LESSONS, render  # jinja2, which only this needs
+    def files(self, size: int) -> dict[str, str]:
+        """{name: text} of the batch file and of what it sources."""
+        # jinja2, which only this needs
+        from aiscale.site.launchers import LESSONS, render
+        from aiscale.site.launchers.render import sourced
 
         place = self.place
         if place is None:
@@ -160,7 +167,9 @@ class Job:
             text = render(lesson, place)
         except SiteError as error:
             raise ClusterError(f"cluster.start: {error}") from None
-        return text if account else re.sub(r"(?m)^#SBATCH --account=.*\n", "", text)
+        if not account:
+            text = re.sub(r"(?m)^#SBATCH --account=.*\n", "", text)
+        return {"engines.sbatch": text, **sourced(place)}
 
 
 def public(env: Mapping[str, str], keep: str = "SLURM_CONF") -> dict[str, str]:

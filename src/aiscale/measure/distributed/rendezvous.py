@@ -219,9 +219,15 @@ def find_launch(env: Mapping[str, str]) -> Launch:
     """This process's rank, from its environment; the innermost launcher wins.
 
     That one wrote RANK and WORLD_SIZE: torchrun may run below srun, and a notebook's engines inside
-    a Slurm job.
+    a Slurm job. Where they are srun's own numbers, for scripts that want torchrun's names, srun
+    also knows the rank's place on its node.
     """
-    if "RANK" in env and "WORLD_SIZE" in env:
+    copied = (env.get("RANK"), env.get("WORLD_SIZE")) == (
+        env.get("SLURM_PROCID"),
+        env.get("SLURM_STEP_NUM_TASKS"),
+    )
+    named = "TORCHELASTIC_RUN_ID" in env or "AISCALE_LAUNCHER" in env
+    if "RANK" in env and "WORLD_SIZE" in env and (named or not copied):
         name = (
             "torchrun"
             if "TORCHELASTIC_RUN_ID" in env

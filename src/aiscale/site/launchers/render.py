@@ -1,4 +1,7 @@
-"""Renders a lesson for a site: one self-contained sbatch file."""
+"""Renders a site's launchers: an sbatch file for each lesson, and site.sh, which all source.
+
+render_all(site("frontier"))["site.sh"]
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,8 @@ from aiscale.train.options import options
 LONG_H = 2  #: a longer job asks for the partition with the longest time
 BUILD = "build_environment.sh"  #: makes the environment of a site
 SHIPPED = ("frontier", "perlmutter")  #: the sites whose launchers are committed
+_WHOLE_WORDS = {"break_on_hyphens": False, "break_long_words": False}
+_OPTION = r"--[a-z0-9-]+"
 
 
 def render_all(place: Site) -> dict[str, str]:
@@ -43,6 +48,7 @@ def render_all(place: Site) -> dict[str, str]:
         for lesson in LESSONS.values()
         if fits(lesson, place)
     }
+    files |= sourced(place)
     if place.build.create:
         files[BUILD] = _finish(templates().get_template(BUILD + ".j2").render(site=place))
     return files
@@ -54,6 +60,18 @@ def render(lesson: Lesson, place: Site) -> str:
     job = _Job.of(lesson, place)
     text = templates().get_template("body.sbatch.j2")
     return _finish(text.render(job=job, lesson=lesson, site=place, head=head(job)))
+
+
+def sourced(place: Site) -> dict[str, str]:
+    """{name: text} of what launchers source: site.sh, and what that sources for some jobs."""
+    # As many GPUs as the job asked for, so that it serves jobs on a part of a node, too.
+    srun = re.sub(r"--gpus-per-node=\d+", '--gpus-per-node="$SLURM_GPUS_PER_NODE"', place.srun)
+    rules = place.scheduler
+    unchained = [name for name, qos in rules.qos.items() if not qos.may_chain]
+    unchained += [rules.qos_prefix + name for name in unchained if rules.qos_prefix]
+    values = {"site": place, "srun": srun, "unchained": " ".join(unchained)}
+    files = ["site.sh", "chain.sh", *(["unpack.sh"] if place.shell.unpack else [])]
+    return {name: _finish(templates().get_template(f"{name}.j2").render(values)) for name in files}
 
 
 def place_for(lesson: Lesson, place: Site) -> Site:
@@ -116,16 +134,25 @@ class _Job:
         return max(1, self.steps // 10) if self.lesson.steps else self.lesson.training["warm_up"]
 
     @property
-    def settings(self) -> list[tuple[str, str]]:
-        """Options as the lines of the file have them, and why."""
+    def settings(self) -> list[str]:
+        """Options, as the lines of the file have them."""
         lesson, gpus = self.lesson, self.place.node.gpus
         length = presets()[lesson.model]["context"]
-        shape = f"--model {lesson.model} --length {length} --batch {lesson.training['batch']}"
+        shape = '--save "$RUNS/$SLURM_JOB_NAME" '
+        shape += f"--model {lesson.model} --length {length} --batch {lesson.training['batch']}"
         if peak := self.peak_tflops:
             shape += f" --peak-tflops {peak:g}"
-        lines = [(shape, ""), *lesson.layout(gpus)]
-        lines += [(options, "published") for options in lesson.published(gpus)]
-        return lines
+        ours = " ".join([shape, *(options for options, _ in lesson.layout(gpus))])
+        pairs = re.sub(r" (?!--)", "=", ours)  # textwrap must not part an option from its value
+        wrapped = textwrap.wrap(pairs, 94, **_WHOLE_WORDS)
+        return [line.replace("=", " ") for line in wrapped] + lesson.published(gpus)
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why options are as they are."""
+        lesson, gpus = self.lesson, self.place.node.gpus
+        lines = [*lesson.layout(gpus), *((line, "published") for line in lesson.published(gpus))]
+        return [f"{', '.join(re.findall(_OPTION, line))}: {why}" for line, why in lines if why]
 
     @property
     def peak_tflops(self) -> float | None:
@@ -137,8 +164,7 @@ class _Job:
 
     def run(self) -> Run:
         """What it trains, as the file stands, for the formulas."""
-        lines = [options for options, _ in self.settings]
-        words = " ".join([*lines, f"--steps {self.steps} --warm-up {self.warm_up}"]).split()
+        words = " ".join([*self.settings, f"--steps {self.steps} --warm-up {self.warm_up}"]).split()
         return run_of(self.lesson.trainer, options(self.lesson.trainer).parse_args(words))
 
     def price(self) -> str:
@@ -206,9 +232,7 @@ def templates() -> jinja2.Environment:
     options = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     made = jinja2.Environment(loader=loader, keep_trailing_newline=True, **options)
     marks = {"initial_indent": "# ", "subsequent_indent": "# "}
-    made.filters["comment"] = functools.partial(
-        textwrap.fill, width=120, break_on_hyphens=False, **marks
-    )
+    made.filters["comment"] = functools.partial(textwrap.fill, width=100, **_WHOLE_WORDS, **marks)
     made.filters |= {
         "quote": shlex.quote,
         "clock": lambda h: "{:02}:{:02}:00".format(*divmod(round(h * 60), 60)),
@@ -222,7 +246,7 @@ def write(place: Site, out: str | Path) -> list[Path]:
     require_writable(folder, "--out")
     folder.mkdir(parents=True, exist_ok=True)
     return [
-        write_whole(folder / name, text, 0o755 if name.endswith(".sh") else 0o644)
+        write_whole(folder / name, text, 0o755 if name == BUILD else 0o644)
         for name, text in render_all(place).items()
     ]
 

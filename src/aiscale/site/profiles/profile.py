@@ -137,8 +137,12 @@ class Scheduler:
 
     def charge(self, nodes: float, hours: float, qos: str = "") -> float:
         """What a job is charged, in `charge_unit`."""
-        rate = entry.charge if (entry := self.qos_of(qos)) else 1.0
-        return nodes * hours * self.charge_per_node_hour * rate
+        return nodes * hours * self.charge_per_node_hour * self.factor(qos)
+
+    def factor(self, qos: str = "") -> float:
+        """What a job in that QOS is charged, over the usual charge."""
+        entry = self.qos_of(qos)
+        return entry.charge if entry else 1.0
 
     def unknown(self, partition: str = "", qos: str = "") -> str:
         """A partition or QOS of which the profile knows nothing, in words; empty: it knows them."""
@@ -173,14 +177,14 @@ class Shell:
     """Pieces of bash for launchers, each with its reasons and sources as comments."""
 
     modules: str = ""  #: what the site's software stack needs, before an environment is active
-    #: puts the environment on PATH, sets the words that start Python in a step, and ends where
-    #: there is no Python
+    #: puts the environment on PATH, sets the words that start a container (`container`), and ends
+    #: where there is no Python
     activate: str = """
-export PATH="$ENVIRONMENT/bin:$PATH" PYTHONNOUSERSITE=1
-python=(python -u)
+export PATH="$ENVIRONMENT/bin:$PATH" PYTHONNOUSERSITE=1 PYTHONUNBUFFERED=1
 ls "$ENVIRONMENT/bin/python" > /dev/null
 """
     unpack: str = ""  #: a folder on each node's own disk, for an environment that is one .tar.gz
+    unpack_constraint: str = ""  #: for --constraint, if that folder is only there on request
     network: str = ""  #: variables of NCCL, RCCL and libfabric
     master: str = ""  #: sets MASTER_ADDR
     #: where libraries may write code that they load later, below $caches, this user's own folder
@@ -237,8 +241,6 @@ class Site:
     environment_hint: str = ""  #: alternatives to it
     #: where RUNS lies, and how long files stay there
     runs_hint: str = "results; all nodes must see it"
-    edit: str = ""  #: more lines of a launcher's block EDIT
-    step: str = ""  #: more words of srun in launchers, which EDIT sets
     pbs: tuple[str, ...] = ()  #: #PBS options of a site without Slurm, whose `srun` has mpiexec's
     shell: Shell = field(default_factory=Shell)
     build: Build = field(default_factory=Build)
@@ -262,11 +264,10 @@ class Site:
             rank_env={},
         )
 
-    def charge_of(self, cpus: int, partition: str = "", qos: str = "") -> float:
-        """What a node and an hour are charged, for a job that has so many of its CPUs; 0: all."""
+    def share_of(self, cpus: int, partition: str = "", qos: str = "") -> float:
+        """The share of a node that a job pays for, which has so many of its CPUs; 0: all."""
         whole = self.node.cpus_per_rank * self.node.ranks_per_node
-        share = min(1.0, cpus / whole) if cpus and self._shares(partition, qos) else 1.0
-        return self.scheduler.charge(1, 1, qos) * share
+        return min(1.0, cpus / whole) if cpus and self._shares(partition, qos) else 1.0
 
     def _shares(self, partition: str, qos: str) -> float:
         """The most of a node that a job gets where jobs share nodes; 0: they have whole ones."""
