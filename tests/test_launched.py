@@ -55,6 +55,15 @@ exit 76
 """
 
 
+#: replaces it where only nodes matter: on node2 nobody says that the node is ready
+NODE_2_IS_BAD = """#!/bin/bash
+case "$*" in
+  *"doctor --node"*) [ "$SLURMD_NODENAME" = node2 ] || echo "$SLURMD_NODENAME" ;;
+  *aiscale.train.*) echo "trains on $SLURMD_NODENAME" ;;
+esac
+"""
+
+
 @dataclass
 class Ended:
     said: str  #: its output
@@ -300,6 +309,29 @@ def test_a_job_resumes_after_slurm_killed_its_frozen_ranks(perlmutter, place):
         ["scontrol", "--oneliner", "show", "job", job], capture_output=True
     ).stdout
     assert "Restarts=1" in shown
+
+
+@pytest.mark.parametrize("requeues", [False, True])
+def test_a_chains_next_job_does_without_a_node_that_is_not_ready(requeues, place):
+    (place / ".venv/bin/python").write_text(NODE_2_IS_BAD)
+    path = ROOT / "launchers/perlmutter/ddp.sbatch"
+    words = ("--nodes=2", "--time=60")
+    with Cluster(site="perlmutter", nodes=3) as nodes:
+        if requeues:
+            jobs = [nodes.submit(path, *words, "--requeue", cwd=place, env={"CHAIN": "1"})]
+        else:
+            first = nodes.submit(path, *words, "--hold", cwd=place, env={"AISCALE_CHAIN": "first"})
+            after = f"--dependency=afterany:{first}"
+            second = nodes.submit(path, *words, after, cwd=place, env={"AISCALE_CHAIN": first})
+            nodes.login(["scontrol", "release", first], check=True)
+            jobs = [first, second]
+        ends = [nodes.wait(job, timeout_s=600) for job in jobs]
+    said = "".join((place / f"ddp-{job}.out").read_text() for job in jobs)
+    assert ends == ["COMPLETED"] if requeues else ends == ["FAILED", "COMPLETED"], said
+    assert "nodes: not ready: node2" in said
+    assert f"chain: job {jobs[-1]} will do without node2" in said
+    trained = sorted(re.findall(r"trains on (\S+)", said))
+    assert trained == ["node1"] * 4 + ["node3"] * 4, said
 
 
 def test_the_page_from_lesson_to_run_leads_to_a_chain_of_three_jobs_that_ends_by_itself(

@@ -57,7 +57,10 @@ case "$name $*" in
       for line in ${NOTES-runs/x/00000001}; do echo "${line//:/ }" >> "$AISCALE_NOTE_SAVED"; done
     fi
     exit "${TRAIN_STATUS:-0}" ;;
-  srun*" -m aiscale doctor"*) exit "${DOCTOR_STATUS:-0}" ;;
+  srun*" -m aiscale doctor --node") # of some nodes there is no answer
+    for node in ${HOSTS:-node1}; do [[ " ${BAD:-} " = *" $node "* ]] || echo "$node"; done ;;
+  srun*" -m aiscale doctor") exit "${DOCTOR_STATUS:-0}" ;;
+  squeue*) printf '%s\n' "${WAITING:-78 (null)}" ;;
   srun*" -m aiscale.lesson.cluster "*) # FOLDER COUNT slurm
     stat -c %a "${@: -3:1}" >> "$CALLS.modes"
     for _ in $(seq "${ENGINES_LAST:-0}"); do [ -e "$CALLS.cancelled" ] || sleep 0.05; done ;;
@@ -69,6 +72,7 @@ PROGRAMS = (
     "srun",
     "sbcast",
     "scontrol",
+    "squeue",
     "hostname",
     "python",
     "shifter",
@@ -523,7 +527,8 @@ def test_every_step_ends_when_one_of_its_ranks_fails(name, lesson, tmp_path):
         env["AISCALE_ENVIRONMENT"] = str(tmp_path / "env.tar.gz")  # two steps unpack it
     job = Job(tmp_path, f"{name}/{lesson}.sbatch", **env)
     assert job.finish()[0] == 0
-    steps = job.calls("srun")
+    # Nodes that are looked at each by itself are not ranks of one step.
+    steps = [step for step in job.calls("srun") if step[-1] != "--node"]
     assert steps and all("--kill-on-bad-exit=1" in step for step in steps)
 
 
@@ -630,6 +635,55 @@ def test_ranks_look_at_few_nodes_before_they_train_and_only_strict_ends_the_job(
     assert job.finish()[0] == ends
     assert any(call[-2:] == ["aiscale", "doctor"] for call in job.calls("srun")) == looks
     assert len(job.steps()) == 1 - ends
+
+
+def alone(job: Job) -> int:
+    """How often each node was looked at by itself."""
+    return sum(call[-1] == "--node" for call in job.calls("srun"))
+
+
+@pytest.mark.parametrize(
+    ("wish", "bad", "ends", "says"),
+    [
+        ("strict", "", 0, ""),
+        ("", "node2", 0, "nodes: to do without: sbatch --exclude=node2"),
+        ("strict", "node2", 1, "nodes: to do without: sbatch --exclude=node2"),
+        ("", "node1 node3", 0, "nodes: more than half of the nodes: look at what nodes share"),
+        ("strict", "node1 node3", 1, "nodes: not ready: node1,node3"),
+    ],
+)
+def test_a_node_that_is_not_ready_by_itself_is_named_and_only_strict_ends_the_job(
+    wish, bad, ends, says, tmp_path
+):
+    env = {"HOSTS": "node1 node2 node3", "BAD": bad, "AISCALE_DOCTOR": wish}
+    job = Job(tmp_path, "frontier/ddp.sbatch", nodes=3, **env)
+    assert job.finish()[0] == ends
+    assert says in job.log and alone(job) == 1 and len(job.steps()) == 1 - ends
+
+
+def test_without_the_doctor_nobody_looks(tmp_path):
+    job = Job(tmp_path, "frontier/ddp.sbatch", nodes=3, AISCALE_DOCTOR="off")
+    assert job.finish()[0] == 0 and alone(job) == 0 and len(job.steps()) == 1
+
+
+@pytest.mark.parametrize("chain", [{"AISCALE_CHAIN": "first"}, {"CHAIN": "1"}])
+def test_a_chains_next_job_does_without_a_node_that_was_not_ready(chain, tmp_path):
+    env = {"HOSTS": "node1 node2 node3", "BAD": "node2", "WAITING": "78 node9\n79 (null)"}
+    job = Job(tmp_path, "frontier/ddp.sbatch", nodes=3, **env, **chain)
+    assert job.finish()[0] == 1 and job.steps() == []
+    assert [call[2:] for call in job.calls("scontrol") if call[1] == "update"] == [
+        ["JobId=78", "ExcNodeList=node2,node9"],
+        ["JobId=79", "ExcNodeList=node2"],
+    ]
+    assert ["scontrol", "requeue", "77"] in job.calls() or "AISCALE_CHAIN" in chain
+    assert not (tmp_path / "runs/.over-77").exists(), "the chain goes on"
+
+
+def test_a_chains_next_job_does_without_the_nodes_for_which_ranks_waited(tmp_path):
+    env = {"NOTES": "hung bad:node3 bad:node1", "TRAIN_STATUS": "76", "AISCALE_CHAIN": "first"}
+    job = Job(tmp_path, "frontier/ddp.sbatch", nodes=1, **env)
+    assert job.finish()[0] == 76
+    assert ["scontrol", "update", "JobId=78", "ExcNodeList=node1,node3"] in job.calls()
 
 
 @pytest.mark.parametrize("name, local", [("frontier", "0"), ("perlmutter", "2")])

@@ -384,6 +384,7 @@ for step in range(100):
             "from aiscale.launch import launch; raise SystemExit(launch(4, ['late.py']))",
         ],
         cwd=tmp_path,
+        env={**os.environ, "AISCALE_NOTE_SAVED": "note", "SLURMD_NODENAME": "node7"},
         capture_output=True,
         text=True,
         timeout=300,
@@ -391,7 +392,8 @@ for step in range(100):
     assert said.returncode == 76
     lines = [line for line in said.stderr.splitlines() if "ranks wait" in line]
     assert len(lines) == 1
-    assert "rank 2 has begun" in lines[0] and "at late.py:9" in lines[0]
+    assert "rank 2 on node7 has begun" in lines[0] and "at late.py:9" in lines[0]
+    assert (tmp_path / "note").read_text() == "hung\nbad node7\n"
 
 
 @pytest.mark.slurm

@@ -4,7 +4,8 @@
 #   aiscale submit --chain N    N jobs. AISCALE_CHAIN: the id of the first, or `first` in that one
 #   CHAIN=1 sbatch --requeue    one job, which requeues itself when it was stopped for its time,
 #                               at most RESTARTS times (5)
-# Trainers write `stopped` or `hung` into the file AISCALE_NOTE_SAVED if steps are left.
+# Trainers write `stopped` or `hung` into the file AISCALE_NOTE_SAVED if steps are left, and
+# `bad NODE` for a node whose ranks did not come; nodes.sh does for one that is not ready.
 chain_say() { echo "chain: $*" >&2; }
 
 chain_restart="${SLURM_RESTART_COUNT:-0}" chain_cap="${RESTARTS:-5}"
@@ -26,10 +27,22 @@ if [ "$chain_restart" -gt "$chain_cap" ]; then
   exit 1
 fi
 
+chain_without() { # chain_without NODES WORDS: the jobs that squeue WORDS names do without them
+  local job excluded
+  if [ -z "$1" ]; then return; fi
+  while read -r job excluded; do
+    excluded="${excluded#(null)}"
+    chain_say "job $job will do without $1"
+    scontrol update JobId="$job" ExcNodeList="$1${excluded:+,$excluded}" ||
+      chain_say "Slurm refused that: scancel $job, and submit with --exclude=$1"
+  done < <(squeue --me --noheader --format="%A %x" "${@:2}")
+}
+
 chain_end() { # chain_end STATUS
-  local stopped="" why=""
+  local stopped="" why="" bad
   trap - EXIT # once
   if grep -qsE '^(stopped|hung)' "$AISCALE_NOTE_SAVED"; then stopped=yes; fi
+  bad="$(sed -n 's/^bad //p' "$AISCALE_NOTE_SAVED" 2> /dev/null | sort -u | paste -sd,)" || true
   rm -f "$AISCALE_NOTE_SAVED"
   if [ -z "$stopped" ]; then
     if [ -n "${AISCALE_CHAIN:-}" ]; then
@@ -46,10 +59,14 @@ chain_end() { # chain_end STATUS
   fi
   if [ -n "$why" ]; then
     chain_say "stopped; $why"
+    chain_without "$bad" --states=PENDING --name="$SLURM_JOB_NAME"
+    return
+  fi
+  trap '' TERM # requeuing ends this script, which is not done
+  if scontrol requeue "$SLURM_JOB_ID"; then
+    chain_without "$bad" --jobs="$SLURM_JOB_ID"
   else
-    trap '' TERM # requeuing ends this script, which is not done
-    scontrol requeue "$SLURM_JOB_ID" ||
-      chain_say "Slurm refused to requeue it: submit it by CHAIN=1 sbatch --requeue"
+    chain_say "Slurm refused to requeue it: submit it by CHAIN=1 sbatch --requeue"
   fi
 }
 trap 'trap - EXIT; exit 143' TERM # a job that is cancelled does not go back into the queue

@@ -1,7 +1,7 @@
 """`aiscale doctor`: is this node ready to train? In a job (by srun): all its nodes and ranks?
 
 One `Finding` for each question about a node; then all ranks run one all-reduce, and its result is
-checked.
+checked. With --node each node answers for itself, so that one that hangs holds up no other.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ LEAST_MEMORY_GIB = 2.5  # the eight ranks of lesson 07
 LEAST_FILES = 1024  # every rank has connections to its neighbours and files of its loader open
 LEAST_SPACE_GIB = 2
 ALL_REDUCE_BYTES = 16 * 2**20
+PRODUCT_SIDE = 4096  # of the matrices that each GPU multiplies: 32 MiB each
+FREE_SHARE = 0.9  # of a GPU's memory, before anything runs there
 COME_UP_S = 1800  #: at 256 nodes of Frontier 2,016 of 2,048 ranks had connected after 601 s
 
 
@@ -106,6 +108,38 @@ def _devices() -> Finding:
         remedy = "install torch for this GPU (make setup TORCH=cuda, or rocm) and check the driver"
         return Finding("GPUs", "warning", "Slurm gave some, but torch sees none", remedy)
     return Finding("GPUs", "ok", "none: ranks run on the CPU over gloo")
+
+
+def each_gpu() -> Iterator[Finding]:
+    """Whether Slurm's GPUs are all there, with free memory, and each multiplies right.
+
+    A torch without support for GPUs is left to `examine`.
+    """
+    import torch
+
+    count = torch.cuda.device_count()
+    given = int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
+    if count < given and (torch.version.cuda or torch.version.hip):
+        yield Finding("GPUs", "wrong", f"torch sees {count} of {given}", "leave this node out")
+    for number in range(count):
+        if trouble := _trouble(torch.device("cuda", number)):
+            yield Finding(f"GPU {number}", "wrong", trouble, "leave this node out")
+
+
+def _trouble(device) -> str:
+    """What is wrong with a GPU; empty: nothing was found."""
+    import torch
+
+    try:
+        free, total = torch.cuda.mem_get_info(device)
+        if free < FREE_SHARE * total:
+            held = (total - free) / GIB
+            return f"{held:.1f} of {total / GIB:.1f} GiB are taken before anything runs"
+        ones = torch.ones(PRODUCT_SIDE, PRODUCT_SIDE, dtype=torch.bfloat16, device=device)
+        right = bool((ones @ ones == PRODUCT_SIDE).all())
+        return "" if right else "a product of two matrices of ones is wrong"
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
 
 
 def _resources() -> Iterator[Finding]:
@@ -230,12 +264,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", default="auto", choices=["auto", "cpu", "cuda"], help="where ranks run"
     )
+    parser.add_argument(
+        "--node",
+        action="store_true",
+        help="in a job, by one task a node: print this node's name if it is ready by itself",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     from aiscale.launch import launch
     from aiscale.measure.distributed import find_launch
 
+    if args.node:
+        return _as_node()
     if find_launch(os.environ).size > 1:
         return _as_rank(args.device, look=True)
     wrong = False
@@ -246,6 +287,17 @@ def run(args: argparse.Namespace) -> int:
         wrong |= launch(args.nproc, ["-m", "aiscale.site.doctor", args.device]) != 0
     print(_verdict(wrong))
     return int(wrong)
+
+
+def _as_node() -> int:
+    """What this node lacks on stderr; its name on stdout, as Slurm has it, if it lacks nothing."""
+    name = os.environ.get("SLURMD_NODENAME", socket.gethostname())
+    wrong = [one for one in [*examine(), *each_gpu()] if one.state == "wrong"]
+    for finding in wrong:
+        print(f"{name} {finding.line()}", file=sys.stderr)
+    if not wrong:
+        print(name)
+    return int(bool(wrong))
 
 
 def _as_rank(device: str, *, look: bool) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -35,6 +36,11 @@ def begun() -> dict[str, list]:
             about = [entry["collective_seq_id"], entry["profiling_name"], entry["input_sizes"]]
             last[entry["process_group"][0]] = about
     return last
+
+
+def this_node() -> str:
+    """As Slurm names it, where there is Slurm."""
+    return os.environ.get("SLURMD_NODENAME", socket.gethostname())
 
 
 def line_of_main_thread() -> str:
@@ -79,6 +85,7 @@ class Watch:
         self.store = dist.PrefixStore("watch", store)
         self.beats = 0
         self.heard = {}  #: rank -> (its beats, when they were first read)
+        self.nodes = {}  #: rank -> the name of its node
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.run, name="watch", daemon=True)
 
@@ -107,14 +114,16 @@ class Watch:
 
     def write(self, table):
         self.beats += 1
-        self.store.set(str(self.rank), json.dumps([self.beats, table, line_of_main_thread()]))
+        told = [self.beats, table, line_of_main_thread(), this_node()]
+        self.store.set(str(self.rank), json.dumps(told))
 
     def read(self):
         """({rank: its table}, {rank: its line}) of all ranks that have written."""
         tables, lines = {}, {}
         for rank in range(self.world_size):
             if self.store.check([str(rank)]):
-                beats, tables[rank], lines[rank] = json.loads(self.store.get(str(rank)))
+                told = json.loads(self.store.get(str(rank)))
+                beats, tables[rank], lines[rank], self.nodes[rank] = told
                 if self.heard.get(rank, (0, 0))[0] != beats:
                     self.heard[rank] = (beats, time.monotonic())
         return tables, lines
@@ -133,13 +142,15 @@ class Watch:
         number, name, sizes = mine[group]
         said = [f"ranks wait in {name} of {sizes}, number {number} of group {group}"]
         for rank, why in sorted(missing.items())[:8]:
-            said.append(f"rank {rank} {why}, at {lines[rank]}")
+            said.append(f"rank {rank} on {self.nodes[rank]} {why}, at {lines[rank]}")
         said.append(f"rank {self.rank} waits at {lines[self.rank]}")
         said.append(f"--patience was {self.patience_s:g} s")
         print(f"aiscale: {'; '.join(said)}", file=sys.stderr, flush=True)
         if "AISCALE_NOTE_SAVED" in os.environ:
+            # The chain's next job does without these nodes.
+            bad = sorted({f"bad {self.nodes[rank]}\n" for rank in missing})
             with suppress(OSError), open(os.environ["AISCALE_NOTE_SAVED"], "a") as file:
-                file.write("hung\n")
+                file.writelines(["hung\n", *bad])
         os._exit(HUNG)
 
 

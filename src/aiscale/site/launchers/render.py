@@ -69,8 +69,9 @@ def sourced(place: Site) -> dict[str, str]:
     rules = place.scheduler
     unchained = [name for name, qos in rules.qos.items() if not qos.may_chain]
     unchained += [rules.qos_prefix + name for name in unchained if rules.qos_prefix]
-    values = {"site": place, "srun": srun, "unchained": " ".join(unchained)}
-    files = ["site.sh", "chain.sh", *(["unpack.sh"] if place.shell.unpack else [])]
+    gpus = ' --gpus-per-node="$SLURM_GPUS_PER_NODE"' if place.node.gpus else ""
+    values = {"site": place, "srun": srun, "unchained": " ".join(unchained), "gpus": gpus}
+    files = ["site.sh", "nodes.sh", "chain.sh", *(["unpack.sh"] if place.shell.unpack else [])]
     return {name: _finish(templates().get_template(f"{name}.j2").render(values)) for name in files}
 
 

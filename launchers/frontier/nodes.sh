@@ -1,0 +1,41 @@
+# shellcheck shell=bash disable=SC2154  # site.sh sets container
+# Before a training: each node by itself, then the network. A node that is not ready is named, and
+# the next job of a chain does without it.
+#   AISCALE_DOCTOR=strict   a job that is not ready ends at once
+#   AISCALE_DOCTOR=off      nobody looks
+#   DOCTOR_NODES            the network is tried in jobs of up to so many nodes (16), for it waits
+#                           for the slowest
+nodes_say() { echo "nodes: $*" >&2; }
+
+nodes_ready() { # prints the names of those that are; one that hangs holds up no other
+  local cpus="$((SLURM_NTASKS_PER_NODE * 7))"
+  timeout 900 srun --kill-on-bad-exit=0 --wait=0 --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" \
+    --ntasks-per-node=1 --cpus-per-task="$cpus" --gpus-per-node="$SLURM_GPUS_PER_NODE" \
+    timeout 600 "${container[@]}" python -m aiscale doctor --node
+}
+
+nodes_check() { # its status is 1 where training should not begin
+  local ready bad count
+  ready="$(nodes_ready)" || true
+  bad="$(comm -23 <(scontrol show hostnames | sort) <(sort <<< "$ready"))"
+  count="$(wc -w <<< "$bad")"
+  bad="$(paste -sd, <<< "$bad")"
+  if [ "$count" -eq 0 ]; then
+    echo "nodes: each of $SLURM_NNODES is ready by itself"
+    if [ "$SLURM_NNODES" -gt "${DOCTOR_NODES:-16}" ]; then return 0; fi
+    launch python -m aiscale doctor || [ "${AISCALE_DOCTOR:-}" != strict ]
+    return
+  fi
+  nodes_say "not ready: $bad"
+  if [ "$((2 * count))" -gt "$SLURM_NNODES" ]; then
+    nodes_say "more than half of the nodes: look at what nodes share first, such as $ENVIRONMENT"
+  elif [ -n "${AISCALE_NOTE_SAVED:-}" ]; then
+    printf '%s\n' stopped "bad $bad" >> "$AISCALE_NOTE_SAVED"
+    return 1
+  else
+    nodes_say "to do without: sbatch --exclude=$bad"
+  fi
+  [ "${AISCALE_DOCTOR:-}" != strict ]
+}
+
+if [ "${AISCALE_DOCTOR:-}" != off ]; then nodes_check; fi
