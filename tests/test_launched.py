@@ -199,7 +199,14 @@ def test_zero_at_perlmutter_in_a_container(perlmutter, place):
 
 PARTS = "--tp 2 --pp 2"
 MASKS = "--dense-until 1 --interval 2"
-LESSONS = {"fsdp": "", "3d_22b": PARTS, "3d_175b": PARTS, "radius_355m": MASKS, "radius_2b": MASKS}
+LESSONS = {
+    "fsdp": "",
+    "3d_22b": PARTS,
+    "3d_175b": PARTS,
+    "3d_175b_256": PARTS,
+    "radius_355m": MASKS,
+    "radius_2b": MASKS,
+}
 
 
 @pytest.mark.parametrize("lesson, more", LESSONS.items())

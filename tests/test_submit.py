@@ -18,7 +18,7 @@ from aiscale.cli import main
 from aiscale.site.launchers import LESSONS
 from aiscale.site.profiles import site
 from aiscale.site.sbatch import Launcher, hours_of
-from aiscale.site.submit import environment, host_memory, slurm
+from aiscale.site.submit import environment, host_memory, slurm, steps
 from aiscale.train.options import TEXT
 from centre import Cluster
 
@@ -169,6 +169,16 @@ def test_each_planted_fault_is_named_in_one_line_with_its_remedy(
     assert not [
         line for line in (login / "calls").read_text().splitlines() if "--test-only" not in line
     ]
+
+
+def test_the_time_until_ranks_meet_is_counted_where_it_is_known():
+    path = FOLDER / "frontier/3d_175b_256.sbatch"
+    told = {}
+    for nodes in (128, 256):
+        job = Launcher.read(path, site("frontier"), sbatch=f"-N {nodes} -t 20")
+        (told[nodes],) = steps(job, job.training().run)
+    assert "20 take" in told[128].text
+    assert told[256].state == "warning" and "20, and the time to meet, take" in told[256].text
 
 
 @pytest.mark.parametrize(
@@ -332,7 +342,7 @@ def machine(login):
             "-N 64 -t 60",
             "start",
             "!",
-            "256 ranks take to meet is unknown; on 256 nodes of F",
+            "256 ranks take to meet is unknown; on 256 nodes it w",
         ),
     ],
 )

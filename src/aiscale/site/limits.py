@@ -16,8 +16,9 @@ from aiscale.site.sbatch import Launcher
 
 SIGNAL_EARLY_S = 60  #: Slurm may send a signal so much before its time (man sbatch, --signal)
 START_NODES = 32  #: from here on it takes minutes until all ranks have met
-#: a user's report of July 2026, on Frontier; nothing else is known
-START = "on 256 nodes of Frontier 2,016 of 2,048 ranks had met after 601 s"
+#: The one report that is known: 2,016 of 2,048 ranks had met after 601 s, on 256 nodes.
+START_REPORT = (256, 601.0)
+START_SOURCE = "a user of Frontier, July 2026"
 
 
 def examine(job: Launcher, rules: Rules | None) -> Iterator[Finding]:
@@ -28,9 +29,23 @@ def examine(job: Launcher, rules: Rules | None) -> Iterator[Finding]:
         yield time_by_profile(job)
     yield from time_to_save(job)
     if job.nodes >= START_NODES:
-        text = f"how long {job.ranks:,} ranks take to meet is unknown; {START}"
-        yield Finding("start", "warning", text, "count it in --time")
+        yield start(job)
     yield price(job, rules)
+
+
+def start(job: Launcher) -> Finding:
+    """What is known of the time until all ranks have met."""
+    nodes, seconds = START_REPORT
+    text = f"how long {job.ranks:,} ranks take to meet is unknown; on {nodes} nodes it was over "
+    text += f"{seconds:,.0f} s ({START_SOURCE})"
+    counted = "it is counted in the steps" if start_s(job.nodes) else "count it in --time"
+    return Finding("start", "warning", text, counted)
+
+
+def start_s(nodes: int) -> float:
+    """Seconds that pass at least until all ranks have met; 0 where nothing is known."""
+    known_nodes, seconds = START_REPORT
+    return seconds if nodes >= known_nodes else 0.0
 
 
 def account(job: Launcher, rules: Rules) -> Iterator[Finding]:

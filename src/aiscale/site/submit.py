@@ -169,8 +169,12 @@ def steps(job: Launcher, run: Run) -> Iterator[Finding]:
     """Whether the planner thinks that the jobs are long enough."""
     found = planned(run, job.ranks, _machine(job))
     if found and run.loop.steps:
-        needed, have = run.loop.steps * found["step_s"] / 3600, job.hours * job.starts
-        text = f"{run.loop.steps:,} take {needed:.2g} h (planned) of the {have:.3g} h asked for"
+        start_h = job.starts * limits.start_s(job.nodes) / 3600
+        needed = run.loop.steps * found["step_s"] / 3600 + start_h
+        have = job.hours * job.starts
+        start = ", and the time to meet," if start_h else ""
+        text = f"{run.loop.steps:,}{start} take {needed:.2g} h (planned) of the {have:.3g} h "
+        text += "asked for"
         more = f"--chain {math.ceil(1.2 * needed / job.hours)}" if needed > have else ""
         yield Finding("steps", "warning" if more else "ok", text, more)
 

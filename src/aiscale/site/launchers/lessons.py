@@ -40,7 +40,9 @@ class Lesson:
     layouts: Mapping[int, Settings] = field(default_factory=dict)
     variants: Mapping[str, str] = field(default_factory=dict)  #: to compare: what it is -> options
     exports: tuple[str, ...] = ()  #: NAME=value  # the reason: variables of the ranks
-    ranks: int = 0  #: 0: one node
+    batch: int = 0  #: sequences a step; 0: as published
+    ranks: int = 0  #: 0: one node, or `nodes`
+    nodes: int = 0  #: 0: as many as `ranks` need
     shared: str = ""  #: the QOS in which these ranks get a part of a node
     #: as many ranks on CPUs instead, on a part of a node, where the site has such parts
     on_cpus: int = 0

@@ -25,6 +25,7 @@ from aiscale.plan.config import Run
 from aiscale.plan.machines import find_machine
 from aiscale.plan.options import run_of
 from aiscale.plan.presets import presets
+from aiscale.site import limits
 from aiscale.site.launchers.lessons import LESSONS, Lesson
 from aiscale.site.profiles import GpuKind, Site, SiteError, find, names, site
 from aiscale.site.submit import checkpoint_bytes, checkpoints, planned, size_of
@@ -98,7 +99,8 @@ class _Job:
 
     @classmethod
     def of(cls, lesson: Lesson, place: Site) -> _Job:
-        nodes, rules = -(-max(1, lesson.ranks) // place.node.ranks_per_node), place.scheduler
+        nodes = lesson.nodes or -(-max(1, lesson.ranks) // place.node.ranks_per_node)
+        rules = place.scheduler
         kind = next(
             (kind for kind in place.node.kinds if kind.memory_gb >= lesson.gpu_memory_gb), None
         )
@@ -140,7 +142,8 @@ class _Job:
         lesson, gpus = self.lesson, self.place.node.gpus
         length = presets()[lesson.model]["context"]
         shape = '--save "$RUNS/$SLURM_JOB_NAME" '
-        shape += f"--model {lesson.model} --length {length} --batch {lesson.training['batch']}"
+        batch = lesson.batch or lesson.training["batch"]
+        shape += f"--model {lesson.model} --length {length} --batch {batch}"
         if peak := self.peak_tflops:
             shape += f" --peak-tflops {peak:g}"
         ours = " ".join([shape, *(options for options, _ in lesson.layout(gpus))])
@@ -206,10 +209,13 @@ def expected(job: _Job) -> list[str]:
         time = f"{_two(minutes)} min" if minutes < 100 else f"{_two(minutes / 60)} h"
         speed = f"{_two(found['tokens_per_s'])} tokens/s a GPU, "
         speed += f"{time} for {run.loop.steps:,} steps (planned); "
+    start = []
+    if meet_s := limits.start_s(job.nodes):
+        start = [f"Before that ranks meet, in {meet_s / 60:.0f} min or more ({limits.START_SOURCE})."]
     nbytes = checkpoints(run)[0] * checkpoint_bytes(run, job.ranks)
     left = f"RUNS/{lesson.name} ({size_of(nbytes) if nbytes else 'no checkpoint'}) "
     left += f"and {lesson.name}-JOBID.out"
-    return [f"Expect {speed}{loss}.", f"Leaves {left}."]
+    return [f"Expect {speed}{loss}.", *start, f"Leaves {left}."]
 
 
 def _two(number: float) -> str:
