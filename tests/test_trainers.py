@@ -35,7 +35,7 @@ GROWN = [name for name in trainer_diffs.ORIGINS if (TRAIN / f"{name}.py").exists
 MOST_ADDED = {"zero": 25, "radius": 40, "megatron": 60}
 HELPERS = """layout hugging_face trained job ranks watch data model optimizer options presets record
 refusal normal command sharded_checkpoint megatron_checkpoint megatron_layers megatron_model
-megatron_weights""".split()
+megatron_weights megatron_names""".split()
 
 
 def run(trainer, *options, ranks=1, status=0, folder, env=None):

@@ -9,25 +9,9 @@ from __future__ import annotations
 import torch
 from megatron.core import parallel_state
 
+from aiscale.train.megatron_names import NAMES, PARTS
 from aiscale.train.model import first_weights
 from aiscale.train.presets import shape_of
-
-#: Megatron-Core's names and ours, outside of the blocks ...
-NAMES = {
-    "embedding.word_embeddings.weight": "embed.token.weight",
-    "embedding.position_embeddings.weight": "embed.place.weight",
-    "decoder.final_norm.weight": "head.0.weight",
-    "decoder.final_norm.bias": "head.0.bias",
-    "output_layer.weight": "head.1.weight",
-}
-#: ... and in them. Two of its layers, attention and an MLP, are one of our blocks.
-PARTS = {
-    "input_layernorm": "norm1",
-    "self_attention.linear_proj": "out",
-    "pre_mlp_layernorm": "norm2",
-    "mlp.linear_fc1": "up",
-    "mlp.linear_fc2": "down",
-}
 
 
 @torch.no_grad()

@@ -2,7 +2,8 @@
 
     model, tokenizer = open_folder("run")
 
-Our GPT has GPT-2's architecture: its weights need other names only.
+Our GPT has GPT-2's architecture: its weights need other names only. With rotary positions, which
+Megatron-Core trains here, it has GPT-NeoX'.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from aiscale.train.megatron_names import as_neox, as_ours
 from aiscale.train.options import options
 from aiscale.train.presets import is_ours, shape_of
 from aiscale.train.record import read_note
@@ -41,12 +44,9 @@ def open_folder(path):
     if not found:
         refuse(f"{path} holds no checkpoint: let the run reach one (--save-every)")
     check_whole(found[0])
-    if note["trainer"] == "megatron":
-        refuse(f"{path} is of Megatron-Core: its own tools/checkpoint/convert.py exports it")
     args = options().parse_args(["--model", note["options"]["model"]])
     if is_ours(args.model):
-        model = gpt2_of(shape_of(args.model))
-        model.load_state_dict(as_gpt2(weights_of(found[0], note), shape_of(args.model)))
+        model = of_our_shape(weights_of(found[0], note), note, shape_of(args.model))
     else:
         from aiscale.train.hugging_face import Transformer
 
@@ -76,12 +76,27 @@ def weights_of(folder, note):
 
         return get_fp32_state_dict_from_zero_checkpoint(str(folder), tag="deepspeed")
     stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    prefix = "" if note["trainer"] == "megatron" else "model."
     weights = {}
     for name, about in stored.items():
-        if name.startswith("model."):
-            weights[name.removeprefix("model.")] = torch.empty(about.size)
-    dcp.load({"model": weights}, checkpoint_id=folder, no_dist=True)
-    return weights
+        tensor = isinstance(about, TensorStorageMetadata) and not name.startswith("optimizer.")
+        if tensor and name.startswith(prefix):
+            weights[name] = torch.empty(about.size, dtype=about.properties.dtype)
+    dcp.load(weights, checkpoint_id=folder, no_dist=True)
+    return {name.removeprefix(prefix): tensor.float() for name, tensor in weights.items()}
+
+
+def of_our_shape(weights, note, shape):
+    """A model of transformers with the weights of our GPT, or of Megatron-Core's."""
+    if shape.rotary:
+        model = neox_of(shape)
+        model.load_state_dict(as_neox(weights, shape))
+        return model
+    if note["trainer"] == "megatron":
+        weights = as_ours(weights, shape)
+    model = gpt2_of(shape)
+    model.load_state_dict(as_gpt2(weights, shape))
+    return model
 
 
 def gpt2_of(shape):
@@ -103,6 +118,27 @@ def gpt2_of(shape):
         attn_pdrop=0.0,
     )
     return GPT2LMHeadModel(config)
+
+
+def neox_of(shape):
+    """transformers' GPT-NeoX of our shape, without weights of its own."""
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    config = GPTNeoXConfig(
+        vocab_size=shape.vocabulary,
+        max_position_embeddings=shape.context,
+        hidden_size=shape.width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        intermediate_size=4 * shape.width,
+        hidden_act="gelu",
+        rotary_pct=1.0,
+        use_parallel_residual=False,
+        tie_word_embeddings=shape.tied,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return GPTNeoXForCausalLM(config)
 
 
 def as_gpt2(ours, shape):

@@ -211,7 +211,9 @@ def expected(job: _Job) -> list[str]:
         speed += f"{time} for {run.loop.steps:,} steps (planned); "
     start = []
     if meet_s := limits.start_s(job.nodes):
-        start = [f"Before that ranks meet, in {meet_s / 60:.0f} min or more ({limits.START_SOURCE})."]
+        start = [
+            f"Before that ranks meet, in {meet_s / 60:.0f} min or more ({limits.START_SOURCE})."
+        ]
     nbytes = checkpoints(run)[0] * checkpoint_bytes(run, job.ranks)
     left = f"RUNS/{lesson.name} ({size_of(nbytes) if nbytes else 'no checkpoint'}) "
     left += f"and {lesson.name}-JOBID.out"
