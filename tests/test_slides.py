@@ -107,6 +107,9 @@ def test_a_deck_names_only_what_is_there_and_takes_about_a_minute_a_slide(deck):
     assert len(deck.texts) + 1 <= int(deck.about["minutes"]) + 3
     if deck.name[0].isdigit():
         assert 5 <= len(deck.texts) + 1 <= 9 and int(deck.about["minutes"]) <= 10
+        [vote] = [text for text in deck.texts if text.strip().startswith("## Vote: ")]
+        assert re.findall(r"^- \*\*([A-Z])\*\*: \S", vote, re.M) == list("ABCD")
+        assert re.search(r"hands again\. [ABCD][.:,]", vote), "the note has the answer"
     assert all("\nNote: " in text for text in deck.texts)
 
 
