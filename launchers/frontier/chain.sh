@@ -28,8 +28,15 @@ if [ "$chain_restart" -gt "$chain_cap" ]; then
 fi
 
 chain_without() { # chain_without NODES WORDS: the jobs that squeue WORDS names do without them
-  local job excluded
+  local job excluded count most="$((SLURM_NNODES / 10))"
   if [ -z "$1" ]; then return; fi
+  # Many at once are rather a fault of the program, or of what nodes share.
+  if [ "$most" -lt 2 ]; then most=2; fi
+  count="$(tr , '\n' <<< "$1" | wc -l)"
+  if [ "$count" -gt "$most" ] || [ "$((2 * count))" -gt "$SLURM_NNODES" ]; then
+    chain_say "$count of $SLURM_NNODES nodes failed ($1): no job does without so many"
+    return
+  fi
   while read -r job excluded; do
     excluded="${excluded#(null)}"
     chain_say "job $job will do without $1"

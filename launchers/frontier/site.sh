@@ -9,6 +9,9 @@ module load rocm/7.1.1 rccl-net-plugin craype-accel-amd-gfx90a
 export LD_LIBRARY_PATH="$CRAY_LD_LIBRARY_PATH:$LD_LIBRARY_PATH"
 export PATH="${ENVIRONMENT%.tar.gz}/bin:$PATH" PYTHONNOUSERSITE=1 PYTHONUNBUFFERED=1
 ls "${ENVIRONMENT%.tar.gz}/bin/python" > /dev/null
+# The trainings of a chain (aiscale submit --chain, or CHAIN=1 sbatch --requeue) end as it says.
+# shellcheck source-path=SCRIPTDIR source=chain.sh
+if [ -n "${RUNS:+${AISCALE_CHAIN:-${CHAIN:-}}}" ]; then source "${BASH_SOURCE[0]%/*}/chain.sh"; fi
 # A packed environment goes to each node's own disk.
 # shellcheck source-path=SCRIPTDIR source=unpack.sh
 if [[ "$ENVIRONMENT" = *.tar.gz ]]; then source "${BASH_SOURCE[0]%/*}/unpack.sh"; fi
@@ -19,9 +22,6 @@ caches="$(mktemp -d)"
 export MIOPEN_USER_DB_PATH="$caches/miopen" MIOPEN_CUSTOM_CACHE_DIR="$caches/miopen"
 export TRITON_CACHE_DIR="$caches/triton" TORCH_EXTENSIONS_DIR="$caches/torch"
 export TORCHINDUCTOR_CACHE_DIR="$caches/inductor"
-# The trainings of a chain (aiscale submit --chain, or CHAIN=1 sbatch --requeue) end as it says.
-# shellcheck source-path=SCRIPTDIR source=chain.sh
-if [ -n "${RUNS:+${AISCALE_CHAIN:-${CHAIN:-}}}" ]; then source "${BASH_SOURCE[0]%/*}/chain.sh"; fi
 
 launch() {  # launch WORDS: one rank for each GPU, with the variables that torchrun would have set
   MASTER_ADDR="$(hostname -i)"

@@ -12,15 +12,15 @@ else
   ls "$ENVIRONMENT/bin/python" > /dev/null
 fi
 export PYTHONUNBUFFERED=1 MPICH_GPU_SUPPORT_ENABLED=0
+# The trainings of a chain (aiscale submit --chain, or CHAIN=1 sbatch --requeue) end as it says.
+# shellcheck source-path=SCRIPTDIR source=chain.sh
+if [ -n "${RUNS:+${AISCALE_CHAIN:-${CHAIN:-}}}" ]; then source "${BASH_SOURCE[0]%/*}/chain.sh"; fi
 if [ -n "${AISCALE_KERNEL:-}" ]; then return; fi  # a kernel of Jupyter needs no more
 
 export FI_MR_CACHE_MONITOR=userfaultfd HDF5_USE_FILE_LOCKING=FALSE
 caches="$(mktemp -d)"
 export TRITON_CACHE_DIR="$caches/triton" TORCH_EXTENSIONS_DIR="$caches/torch"
 export TORCHINDUCTOR_CACHE_DIR="$caches/inductor"
-# The trainings of a chain (aiscale submit --chain, or CHAIN=1 sbatch --requeue) end as it says.
-# shellcheck source-path=SCRIPTDIR source=chain.sh
-if [ -n "${RUNS:+${AISCALE_CHAIN:-${CHAIN:-}}}" ]; then source "${BASH_SOURCE[0]%/*}/chain.sh"; fi
 
 launch() {  # launch WORDS: one rank for each GPU, with the variables that torchrun would have set
   read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")

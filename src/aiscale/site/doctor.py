@@ -267,7 +267,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--node",
         action="store_true",
-        help="in a job, by one task a node: print this node's name if it is ready by itself",
+        help="in a job, by one task a node: print `ready NAME` if this node is, by itself",
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=COME_UP_S,
+        metavar="S",
+        help=f"seconds for the ranks of a job to meet (default: {COME_UP_S})",
     )
 
 
@@ -278,7 +285,7 @@ def run(args: argparse.Namespace) -> int:
     if args.node:
         return _as_node()
     if find_launch(os.environ).size > 1:
-        return _as_rank(args.device, look=True)
+        return _as_rank(args.device, look=True, patience_s=args.patience)
     wrong = False
     for finding in examine():
         print(finding.line(), flush=True)
@@ -290,21 +297,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _as_node() -> int:
-    """What this node lacks on stderr; its name on stdout, as Slurm has it, if it lacks nothing."""
+    """What this node lacks on stderr; `ready NAME` on stdout, as Slurm has it, if nothing."""
     name = os.environ.get("SLURMD_NODENAME", socket.gethostname())
     wrong = [one for one in [*examine(), *each_gpu()] if one.state == "wrong"]
     for finding in wrong:
         print(f"{name} {finding.line()}", file=sys.stderr)
     if not wrong:
-        print(name)
+        print(f"ready {name}")
     return int(bool(wrong))
 
 
-def _as_rank(device: str, *, look: bool) -> int:
+def _as_rank(device: str, *, look: bool, patience_s: float = COME_UP_S) -> int:
     """`look`: the first rank of each node also examines it, and rank 0 gives the verdict."""
     from aiscale.measure.distributed import connect
 
-    world = connect(device, COME_UP_S)
+    world = connect(device, patience_s)
     try:
         return int(_said(world, look, sys.stdout))
     finally:

@@ -29,6 +29,7 @@ from aiscale.site.sbatch import Launcher, Training
 
 ASK_ABOVE = 50  #: node-hours
 LIMIT_S = 180  #: for a program that asks a busy file system or Slurm
+TOO_MANY_NODES = 256  #: these must not read one environment on a shared file system at once
 MANY_NODES = 32  #: from here on an environment should be packed: it pays for tens of nodes [sbcast]
 
 #: (words of Slurm's refusal, what helps), the first that fits
@@ -90,7 +91,8 @@ def environment(job: Launcher) -> Iterator[Finding]:
     elif job.can_unpack and job.nodes >= MANY_NODES and not where.endswith(".tar.gz"):
         packed = remedy.replace(" PREFIX,", " --pack PREFIX,") + ".tar.gz"
         text = f"{where}: {job.nodes} nodes read it at once, which is slow"
-        yield Finding("environment", "warning", text, packed)
+        state = "wrong" if job.nodes >= TOO_MANY_NODES else "warning"
+        yield Finding("environment", state, text, packed)
     else:
         yield Finding("environment", "ok", where)
     if script and not Path(script).is_file():
@@ -132,7 +134,8 @@ def checkpoints(run: Run) -> tuple[int, int]:
     if 0 < run.loop.checkpoint_every < run.loop.steps or run.loop.checkpoint_minutes:
         # an old one goes when the new one is whole
         return (run.loop.keep_checkpoints, run.loop.keep_checkpoints + 1)
-    return (int(run.loop.save_last),) * 2
+    # one that is stopped before its last step writes one
+    return (int(run.loop.save_last), 1)
 
 
 def space(job: Launcher, run: Run) -> Finding:

@@ -71,7 +71,10 @@ def sourced(place: Site) -> dict[str, str]:
     unchained = [name for name, qos in rules.qos.items() if not qos.may_chain]
     unchained += [rules.qos_prefix + name for name in unchained if rules.qos_prefix]
     gpus = ' --gpus-per-node="$SLURM_GPUS_PER_NODE"' if place.node.gpus else ""
+    page = "README.md beside it"
+    why = page if place.name in SHIPPED else f"src/aiscale/site/profiles/{place.name}.toml"
     values = {"site": place, "srun": srun, "unchained": " ".join(unchained), "gpus": gpus}
+    values["why"] = why
     files = ["site.sh", "nodes.sh", "chain.sh", *(["unpack.sh"] if place.shell.unpack else [])]
     return {name: _finish(templates().get_template(f"{name}.j2").render(values)) for name in files}
 
@@ -193,7 +196,7 @@ def head(job: _Job) -> list[str]:
         lines.append("A first try: sbatch -t 30, and --steps 50 --warm-up 5.")
     if lesson.work == "train":
         lines += expected(job)
-    call = lesson.call or f"Submit: aiscale submit {name}."
+    call = lesson.call or f"Submit: {place.submit} {name}."
     more = "launchers/" * (place.name not in SHIPPED)
     return [*lines, f"{call} More: {more}README.md"]
 
@@ -209,13 +212,19 @@ def expected(job: _Job) -> list[str]:
         time = f"{_two(minutes)} min" if minutes < 100 else f"{_two(minutes / 60)} h"
         speed = f"{_two(found['tokens_per_s'])} tokens/s a GPU, "
         speed += f"{time} for {run.loop.steps:,} steps (planned); "
+        if minutes / 60 > job.hours:
+            jobs = math.ceil(minutes / 60 / job.hours)
+            whole = f"{_two(job.nodes * minutes / 60)} node-hours in a chain of {jobs}"
+            speed += f"the whole training takes {whole}; "
     start = []
     if meet_s := limits.start_s(job.nodes):
         start = [
             f"Before that ranks meet, in {meet_s / 60:.0f} min or more ({limits.START_SOURCE})."
         ]
-    nbytes = checkpoints(run)[0] * checkpoint_bytes(run, job.ranks)
-    left = f"RUNS/{lesson.name} ({size_of(nbytes) if nbytes else 'no checkpoint'}) "
+    one = checkpoint_bytes(run, job.ranks)
+    kept = checkpoints(run)[0]
+    held = size_of(kept * one) if kept else f"no checkpoint; {size_of(one)} if it is stopped"
+    left = f"RUNS/{lesson.name} ({held}) "
     left += f"and {lesson.name}-JOBID.out"
     return [f"Expect {speed}{loss}.", *start, f"Leaves {left}."]
 

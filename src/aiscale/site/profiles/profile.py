@@ -237,6 +237,7 @@ class Site:
     rank_env: Mapping[str, str] = field(default_factory=dict)
     #: for what needs no GPU; without them it gets a whole node
     cpus: Cpus = field(default_factory=Cpus)
+    submit: str = "aiscale submit"  #: what submits a launcher
     environment: str = ""  #: the default of ENVIRONMENT in launchers
     environment_hint: str = ""  #: alternatives to it
     #: where RUNS lies, and how long files stay there
@@ -286,6 +287,7 @@ class Site:
             "cores": max(1, node.cores * ranks // each),
         }
         cpus = f"--cpus-per-task={node.cpus_per_rank}"
+        whole = [line for line in self.sbatch if not line.startswith("--cpus-per-task")]
         gpus = f" --gpus-per-node={ranks}" if node.gpus else ""
         return dataclasses.replace(
             self,
@@ -293,7 +295,7 @@ class Site:
             scheduler=dataclasses.replace(
                 rules, charge_per_node_hour=rules.charge_per_node_hour * ranks / each
             ),
-            sbatch=(*self.sbatch, f"{cpus}  # others have the rest of the node"),
+            sbatch=(*whole, f"{cpus}  # others have the rest of the node"),
             srun=cpus + gpus,
             rank_env={},  # it numbers all GPUs of a node
         )
