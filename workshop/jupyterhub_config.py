@@ -20,6 +20,8 @@ Settings are variables of the environment, so that this file can stay as it is:
     AISCALE_HUB_CERTIFICATE=FILE AISCALE_HUB_KEY=FILE   serve https to the network. Without them only this machine is
                                     served, which people reach by ssh -L 8000:127.0.0.1:8000
     AISCALE_HUB_PORT=8000
+    AISCALE_HUB_ROOM=URL            the hub's own address, as seats reach it (https://hub.example.org): seats tell their
+                                    guesses to the class's room (workshop/room), whose pages the hub serves
     AISCALE_HUB_MEMORY=2G AISCALE_HUB_CORES=2   the most that a person gets. Root's hub on a machine with systemd holds
                                     people to it, by jupyterhub-systemdspawner (pip install it); otherwise nothing does
     AISCALE_HUB_SLURM=ACCOUNT       each server in a batch job of its person, charged to ACCOUNT, by batchspawner (pip
@@ -116,6 +118,22 @@ c.Spawner.args = [
     "--MappingKernelManager.cull_interval=300",
     "--ServerApp.shutdown_no_activity_timeout=7200",
 ]
+
+# The class's room -----------------------------------------------------------------------------------------------------
+
+if address := os.environ.get("AISCALE_HUB_ROOM"):
+    sys.path.insert(0, str(NOTEBOOKS.parent / "workshop"))
+    from room.state import Room
+
+    url, file = f"{address.rstrip('/')}/services/room", FOLDER / "room.json"
+    room = Room(file)
+    room.save()  # seats need the token before the room's server starts
+    command = [str(BIN / "aiscale"), "room", "--port", "8765", "--url", url, "--file", str(file)]
+    service = {"name": "room", "url": "http://127.0.0.1:8765", "command": command, "cwd": str(NOTEBOOKS.parent)}
+    c.JupyterHub.services = [service]
+    c.Spawner.environment["AISCALE_ROOM"] = f"{url}/#{room.kept['seats_token']}"
+    print(f"the addresses of wall and helpers end with the helpers_token of {file}:", file=sys.stderr)
+    print(f"    {url}/wall#TOKEN {url}/helpers#TOKEN", file=sys.stderr)
 
 # In a job of each person ---------------------------------------------------------------------------------------------
 
