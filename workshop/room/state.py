@@ -74,7 +74,8 @@ class Room:
     def _vote(self, seat: str, sent: dict) -> bool:
         """Whether a seat's vote is another one now. Who has measured votes no more."""
         about = {name: sent[name] for name in ("lesson", "name", "form", "unit", "choices", "rows", "columns")}
-        texts = [*about.values()][:4] + about["choices"] + about["rows"] + about["columns"]  # lists, or it is a TypeError
+        # TypeError if one is no list
+        texts = [*about.values()][:4] + about["choices"] + about["rows"] + about["columns"]
         if about["form"] not in ("number", "choice", "grid") or not all(isinstance(each, str) for each in texts):
             raise ValueError("not a question")
         guess, truth = (checked(about, sent[name]) for name in ("guess", "truth"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import sys
 from pathlib import Path
 
@@ -24,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     sys.path.insert(0, str(workshop()))
-    from room import server
-
+    server = importlib.import_module("room.server")  # beside the package
     args.file.parent.mkdir(parents=True, exist_ok=True)
     asyncio.run(server.serve(args.file, args.port, args.url))
