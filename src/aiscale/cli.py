@@ -250,6 +250,11 @@ _DELEGATED = {
         "aiscale room --port 8765",
         "lesson.room_command",
     ),
+    "take-home": (
+        "zip what you have written and run",
+        "aiscale take-home",
+        "lesson.take_home",
+    ),
     "notebooks": (
         "run the lessons headless",
         "aiscale notebooks 03 -p n_steps=20",
