@@ -1,4 +1,4 @@
-"""Serves build/site to a class, as a service of its hub (jupyterhub_config.py): lessons to read, quiz, planner, puzzles.
+"""Serves build/site to a class, as a service of its hub (jupyterhub_config.py): lessons to read, quiz, planner.
 
 The hub's proxy hands on whole paths, so that it cannot be Python's own http.server.
 """

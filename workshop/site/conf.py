@@ -101,7 +101,7 @@ def on_colab(lesson: str) -> str:
 
 
 def fill(app, doc: str, source: list[str]) -> None:
-    if doc == "workshop/README":  # a page to open, not a file to download
+    if doc in ("workshop/README", "workshop/only_a_browser"):  # a page to open, not a file to download
         source[0] = re.sub(r"\[([^]]+)\]\((quiz|cheat_sheet)\.html\)", r'<a href="../\2.html">\1</a>', source[0])
     if doc == "index":
         source[0] = re.sub(r"^\{\{cards (\S+)\}\}$", lambda line: cards(line[1]), source[0], flags=re.M)
