@@ -155,15 +155,18 @@ def mathml(display: str):
     return visit
 
 
-def color_changes(app, doctree) -> None:
-    """A cell that shows the changes of a script is highlighted as a diff."""
+def color_magics(app, doctree) -> None:
+    """Cells that IPython hands on are highlighted as what they hold: changes of a script as a diff, the rest as Python."""
     for block in doctree.findall(nodes.literal_block):
-        if block.astext().startswith("%%change "):
+        magic = re.match(r"%%(\w+)", block.astext())
+        if magic and magic[1] == "change":
             block["language"] = "diff"
+        elif magic and magic[1] in ("px", "fill", "write", "time"):
+            block["language"] = "python"
 
 
 def setup(app):
     app.add_html_math_renderer("mathml", (mathml("inline"), None), (mathml("block"), None))
     app.connect("builder-inited", ask)
     app.connect("source-read", fill)
-    app.connect("doctree-read", color_changes)
+    app.connect("doctree-read", color_magics)
