@@ -31,7 +31,7 @@ addEventListener("DOMContentLoaded", () => {
     if (folds.get(output) > 1) return;
     const button = document.createElement("button");
     button.className = "folded";
-    button.textContent = "This output may tell the answer: it shows when you have guessed, above, or click here";
+    button.textContent = "Folded until you have guessed, above. Click to see it now.";
     button.onclick = () => unfold(output, Infinity);
     output.before(button);
     output.hidden = true;
