@@ -156,7 +156,7 @@ def mathml(display: str):
 
 
 def color_magics(app, doctree) -> None:
-    """Cells that IPython hands on are highlighted as what they hold: changes of a script as a diff, the rest as Python."""
+    """A cell with a magic is highlighted as what it holds: the changes of a script as a diff, the rest as Python."""
     for block in doctree.findall(nodes.literal_block):
         magic = re.match(r"%%(\w+)", block.astext())
         if magic and magic[1] == "change":
