@@ -1,9 +1,9 @@
-const HEADS = ["seat", "hand", "last at", "failing tries", "minutes without progress"];
+const HEADS = ["seat", "hand", "failing tries", "minutes without progress", "last at"];
 
 function row({ seat, hand, place, at, tries, minutes }) {
-  const cells = [hand === null ? "" : `${place}, ${hand} min`, at, tries || "", minutes];
+  const cells = [hand === null ? "" : `${place}, ${hand} min`, tries || "", minutes, at];
   const kind = hand !== null ? "hand" : tries >= 3 || minutes >= 10 ? "stuck" : "";
-  return element("tr", kind, element("th", "", seat), ...cells.map((cell, i) => element("td", i > 1 ? "n" : "", cell)));
+  return element("tr", kind, element("th", "", seat), ...cells.map((cell, i) => element("td", i === 1 || i === 2 ? "n" : "", cell)));
 }
 
 repeat(async () => {
