@@ -23,7 +23,7 @@ help:  ## show this list
 
 lab:  ## start here: install what the lessons need, and open notebook 00 in JupyterLab
 	@scripts/setup.sh lessons
-	@$(WITH_PATH) $(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(ARGS) .
+	@$(WITH_PATH) JUPYTER_CONFIG_PATH="$(CURDIR)/workshop/jupyter:$$JUPYTER_CONFIG_PATH" $(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(ARGS) .
 
 workshop: setup  ## install everything, run every notebook without a browser, and build the site
 	@$(WITH_PATH) $(BIN)/aiscale notebooks $(NOTEBOOKS) $(ARGS); status=$$?; $(MAKE) --no-print-directory site && exit $$status

@@ -31,7 +31,15 @@ _OPTIONS = (
     "--remote-debugging-port=0"
 )
 
-_KEY_CODES = {"Enter": 13, "End": 35, "Home": 36, "ArrowLeft": 37}
+_KEY_CODES = {
+    "Enter": 13,
+    "End": 35,
+    "Home": 36,
+    "ArrowLeft": 37,
+    "ArrowUp": 38,
+    "ArrowRight": 39,
+    "ArrowDown": 40,
+}
 
 
 def find_browser() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import runpy
@@ -93,19 +94,47 @@ def test_with_an_account_of_slurm_each_server_is_a_job(tmp_path, monkeypatch):
     assert (tmp_path / "workshop/exercises/03_ddp.ipynb").exists()
 
 
+def test_the_hub_serves_the_room_and_tells_seats_of_it_only_if_asked(tmp_path):
+    assert "AISCALE_ROOM" not in configured(tmp_path, 1000).Spawner.environment
+    hub = configured(tmp_path, 1000, AISCALE_HUB_ROOM="https://hub.example.org/")
+    room = hub.JupyterHub.services[-1]
+    assert room["url"] == "http://127.0.0.1:8765", "only the hub's proxy reaches it"
+    url, _, token = hub.Spawner.environment["AISCALE_ROOM"].partition("/#")
+    assert url == "https://hub.example.org/services/room" and url in room["command"]
+    kept = json.loads((tmp_path / "hub/room.json").read_text())
+    assert kept["seats_token"] == token and kept["helpers_token"] not in str(hub)
+
+
+def class_with_a_site(folder: Path) -> Path:
+    """The configuration of a checkout in which a site is built."""
+    tree = folder / "a class"
+    (tree / "build/site").mkdir(parents=True)
+    for name in ("workshop", "notebooks", "src"):
+        (tree / name).symlink_to(ROOT / name)
+    (tree / "build/site/index.html").write_text("the lessons")
+    (tree / "build/site/quiz.html").write_text("ten questions")
+    return tree / "workshop/jupyterhub_config.py"
+
+
 @pytest.mark.extended
-def test_the_hub_starts_with_its_configuration_and_asks_for_a_name(tmp_path):
+def test_the_hub_starts_with_its_configuration_asks_for_a_name_and_serves_the_room(tmp_path):
     jupyterhub = Path(sys.executable).with_name("jupyterhub")
     if not jupyterhub.exists() or not shutil.which("configurable-http-proxy"):
         pytest.skip("no jupyterhub or configurable-http-proxy here: pip install '.[hub]'")
-    ports = random.sample(range(20000, 32768), 3)
+    ports = random.sample(range(20000, 32768), 5)
     config = tmp_path / "config.py"
+    class_ = class_with_a_site(tmp_path)
     config.write_text(
-        f"load_subconfig({str(CONFIGURATION)!r})\nc.JupyterHub.hub_port = {ports[1]}\n"
+        f"load_subconfig({str(class_)!r})\nc.JupyterHub.hub_port = {ports[1]}\n"
         f"c.ConfigurableHTTPProxy.api_url = 'http://127.0.0.1:{ports[2]}'\n"
+        f"c.JupyterHub.services[0]['url'] = 'http://127.0.0.1:{ports[4]}'\n"
+        "room = c.JupyterHub.services[-1]\n"
+        f"room['url'] = 'http://127.0.0.1:{ports[3]}'\n"
+        f"room['command'][room['command'].index('8765')] = '{ports[3]}'\n"
     )
     env = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")}
     env |= {"AISCALE_HUB": str(tmp_path / "hub"), "AISCALE_HUB_PORT": str(ports[0])}
+    env["AISCALE_HUB_ROOM"] = f"http://127.0.0.1:{ports[0]}"
     env.setdefault("NODE_PATH", "/usr/share/nodejs")
     hub = subprocess.Popen(
         [jupyterhub, "-f", config],
@@ -117,19 +146,37 @@ def test_the_hub_starts_with_its_configuration_and_asks_for_a_name(tmp_path):
     )
     address = f"http://127.0.0.1:{ports[0]}/hub"
 
-    def answers() -> bool:
+    def answers(url: str) -> bool:
         assert hub.poll() is None, hub.stderr.read()
         with contextlib.suppress(OSError):
-            urllib.request.urlopen(f"{address}/health", timeout=5).close()
+            urllib.request.urlopen(url, timeout=5).close()
             return True
         return False
 
     try:
-        wait_until(answers, 90, "the hub answers")
+        wait_until(lambda: answers(f"{address}/health"), 90, "the hub answers")
         assert (
             'name="username"'
             in urllib.request.urlopen(f"{address}/login", timeout=30).read().decode()
         )
+        site = f"http://127.0.0.1:{ports[0]}/services/class"
+        wait_until(lambda: answers(f"{site}/quiz.html"), 60, "the hub serves the quiz")
+        assert b"the lessons" in urllib.request.urlopen(f"{site}/", timeout=30).read()
+        page = urllib.request.urlopen(f"{address}/login", timeout=30).read().decode()
+        assert '<a href="/services/class/quiz.html">quiz</a>' in page and "planner" not in page
+        room = f"http://127.0.0.1:{ports[0]}/services/room"
+        wait_until(lambda: answers(f"{room}/wall"), 60, "the hub serves the room")
+        tokens = json.loads((tmp_path / "hub/room.json").read_text())
+        guess = {"AISCALE_ROOM": f"{room}/#{tokens['seats_token']}", "AISCALE_PROGRESS": tmp_path}
+        code = "from aiscale.lesson import predict; predict('n', 3)"
+        subprocess.run([sys.executable, "-c", code], env=env | guess, check=True)
+
+        def arrived() -> bool:
+            key = {"Authorization": f"Bearer {tokens['helpers_token']}"}
+            asked = urllib.request.Request(f"{room}/api/wall", headers=key)
+            return json.load(urllib.request.urlopen(asked, timeout=30)).get("guessed") == 1
+
+        wait_until(arrived, 30, "the guess is on the wall")
     finally:
         os.killpg(hub.pid, signal.SIGINT)
         hub.communicate(timeout=60)

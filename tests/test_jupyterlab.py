@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from jupyterlab_server.config import get_page_config
 
 from aiscale.lesson import workbooks
 from browser import Browser, Page, find_browser
@@ -105,6 +106,15 @@ class Person:
         self.page.wait(f"/[0-9]/.test({prompt}) && {prompt} !== {json.dumps(before)}")
         for text in sees:
             self.page.wait(f"{cell}.outputArea.node.innerText.includes({json.dumps(text)})")
+
+
+def test_make_lab_and_the_hub_ask_nobody_whether_they_want_news(monkeypatch):
+    configuration = WORKSHOP / "jupyter"
+    for file in (WORKSHOP.parent / "Makefile", WORKSHOP / "jupyterhub_config.py"):
+        assert "workshop/jupyter" in file.read_text() and "JUPYTER_CONFIG_PATH" in file.read_text()
+    monkeypatch.setenv("JUPYTER_CONFIG_PATH", str(configuration))
+    disabled = get_page_config([])["disabledExtensions"]
+    assert "@jupyterlab/apputils-extension:announcements" in disabled
 
 
 @pytest.mark.extended

@@ -26,7 +26,9 @@ def make(target: str, folder: Path, *words: str) -> subprocess.CompletedProcess:
 
 ASKED = """
 from aiscale.lesson import predict
-predict("bytes sent", None, unit="bytes").against(2**21)
+sent = predict("bytes sent", None, unit="bytes")
+print(f"{2**21:,} on the way")
+sent.against(2**21)
 predict("what waits", None, choices=["rank 0", "all ranks"]).against("all ranks")
 predict.card()
 """
@@ -82,6 +84,12 @@ def test_pages_load_nothing_from_outside_and_formulas_are_drawn(site):
     assert "<math" in (site / "notebooks/00_start_here.html").read_text()
 
 
+def test_cells_that_run_on_the_ranks_are_highlighted_as_python(site):
+    page = (site / "notebooks/03_ddp.html").read_text()
+    cells = re.findall(r'<div class="highlight-(\w+) [^>]*>(?:<[^>]+>)*%%(?:<[^>]+>)*px', page)
+    assert cells and set(cells) == {"python"}
+
+
 def test_links_between_pages_lead_somewhere(site):
     for page in site.rglob("*.html"):
         # play/: by the workflows
@@ -96,12 +104,15 @@ def test_a_reader_guesses_in_the_page_before_it_shows_what_was_measured(site, tm
         page.goto((site / LESSON).with_suffix(".html").as_uri())
         page.wait("document.querySelectorAll('.truth.hidden').length === 2")
         assert "2 MiB (" not in page.text()
+        assert "2,097,152 on the way" not in page.text(), "what is printed on the way is folded"
         page.evaluate("document.querySelector('form.guess input').value = '2.1 MiB'")
         page.evaluate("document.querySelector('form.guess button').click()")
         assert (
             "you said 2.1 MiB: 1.05 times what was measured" in page.text()
             and "2 MiB (" in page.text()
+            and "2,097,152 on the way" in page.text()
         )
+        assert not page.evaluate("document.querySelector('button.folded')")
         page.evaluate("document.querySelector('form.guess button[value=\"rank 0\"]').click()")
         assert "not rank 0" in page.text() and "1 of 2 right or close" in page.text()
 

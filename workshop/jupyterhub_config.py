@@ -20,6 +20,8 @@ Settings are variables of the environment, so that this file can stay as it is:
     AISCALE_HUB_CERTIFICATE=FILE AISCALE_HUB_KEY=FILE   serve https to the network. Without them only this machine is
                                     served, which people reach by ssh -L 8000:127.0.0.1:8000
     AISCALE_HUB_PORT=8000
+    AISCALE_HUB_ROOM=URL            the hub's own address, as seats reach it (https://hub.example.org): seats tell their
+                                    guesses to the class's room (workshop/room), whose pages the hub serves
     AISCALE_HUB_MEMORY=2G AISCALE_HUB_CORES=2   the most that a person gets. Root's hub on a machine with systemd holds
                                     people to it, by jupyterhub-systemdspawner (pip install it); otherwise nothing does
     AISCALE_HUB_SLURM=ACCOUNT       each server in a batch job of its person, charged to ACCOUNT, by batchspawner (pip
@@ -100,6 +102,7 @@ c.Spawner.environment = {
     "PATH": f"{BIN}:{os.environ.get('PATH', os.defpath)}",  # mpiexec, torchrun and aiscale are called by name
     "AISCALE_TREE": str(NOTEBOOKS.parent),
     "AISCALE_SERVER": str(BIN / "jupyterhub-singleuser"),
+    "JUPYTER_CONFIG_PATH": str(NOTEBOOKS.parent / "workshop/jupyter"),  # JupyterLab asks nobody about its news
     "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait leave the cores to others
 }
 c.Spawner.default_url = "/lab/tree/notebooks/00_start_here.ipynb"
@@ -116,6 +119,35 @@ c.Spawner.args = [
     "--MappingKernelManager.cull_interval=300",
     "--ServerApp.shutdown_no_activity_timeout=7200",
 ]
+
+# What stands beside the lessons ---------------------------------------------------------------------------------------
+
+SITE = NOTEBOOKS.parent / "build" / "site"
+PAGES = {"index.html": "the lessons, to read", "quiz.html": "quiz", "cheat_sheet.html": "cheat sheet"}
+PAGES |= {"workshop/glossary.html": "glossary", "play/index.html": "planner", "play/puzzle.html": "puzzle"}
+c.JupyterHub.services = []
+if links := [f'<a href="/services/class/{page}">{PAGES[page]}</a>' for page in PAGES if (SITE / page).exists()]:
+    command = [sys.executable, str(NOTEBOOKS.parent / "workshop/serve_site.py")]
+    c.JupyterHub.services.append({"name": "class", "url": "http://127.0.0.1:8766", "command": command})
+    c.JupyterHub.template_vars = {"announcement": " · ".join(links)}  # on the page where people log in
+else:
+    print(f"people find no site, quiz or planner: there is no {SITE} (make workshop)", file=sys.stderr)
+
+# The class's room -----------------------------------------------------------------------------------------------------
+
+if address := os.environ.get("AISCALE_HUB_ROOM"):
+    sys.path.insert(0, str(NOTEBOOKS.parent / "workshop"))
+    from room.state import Room
+
+    url, file = f"{address.rstrip('/')}/services/room", FOLDER / "room.json"
+    room = Room(file)
+    room.save()  # seats need the token before the room's server starts
+    command = [str(BIN / "aiscale"), "room", "--port", "8765", "--url", url, "--file", str(file)]
+    service = {"name": "room", "url": "http://127.0.0.1:8765", "command": command, "cwd": str(NOTEBOOKS.parent)}
+    c.JupyterHub.services.append(service)
+    c.Spawner.environment["AISCALE_ROOM"] = f"{url}/#{room.kept['seats_token']}"
+    print(f"the addresses of wall and helpers end with the helpers_token of {file}:", file=sys.stderr)
+    print(f"    {url}/wall#TOKEN {url}/helpers#TOKEN", file=sys.stderr)
 
 # In a job of each person ---------------------------------------------------------------------------------------------
 

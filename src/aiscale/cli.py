@@ -245,6 +245,16 @@ _DELEGATED = {
         "aiscale slides 03_ddp",
         "lesson.slides",
     ),
+    "room": (
+        "show a class's guesses on the wall, and helpers who is stuck",
+        "aiscale room --port 8765",
+        "lesson.room_command",
+    ),
+    "take-home": (
+        "zip what you have written and run",
+        "aiscale take-home",
+        "lesson.take_home",
+    ),
     "notebooks": (
         "run the lessons headless",
         "aiscale notebooks 03 -p n_steps=20",

@@ -101,7 +101,7 @@ def on_colab(lesson: str) -> str:
 
 
 def fill(app, doc: str, source: list[str]) -> None:
-    if doc == "workshop/README":  # a page to open, not a file to download
+    if doc in ("workshop/README", "workshop/only_a_browser"):  # a page to open, not a file to download
         source[0] = re.sub(r"\[([^]]+)\]\((quiz|cheat_sheet)\.html\)", r'<a href="../\2.html">\1</a>', source[0])
     if doc == "index":
         source[0] = re.sub(r"^\{\{cards (\S+)\}\}$", lambda line: cards(line[1]), source[0], flags=re.M)
@@ -155,15 +155,18 @@ def mathml(display: str):
     return visit
 
 
-def color_changes(app, doctree) -> None:
-    """A cell that shows the changes of a script is highlighted as a diff."""
+def color_magics(app, doctree) -> None:
+    """A cell with a magic is highlighted as what it holds: the changes of a script as a diff, the rest as Python."""
     for block in doctree.findall(nodes.literal_block):
-        if block.astext().startswith("%%change "):
+        magic = re.match(r"%%(\w+)", block.astext())
+        if magic and magic[1] == "change":
             block["language"] = "diff"
+        elif magic and magic[1] in ("px", "fill", "write", "time"):
+            block["language"] = "python"
 
 
 def setup(app):
     app.add_html_math_renderer("mathml", (mathml("inline"), None), (mathml("block"), None))
     app.connect("builder-inited", ask)
     app.connect("source-read", fill)
-    app.connect("doctree-read", color_changes)
+    app.connect("doctree-read", color_magics)

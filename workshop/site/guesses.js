@@ -20,10 +20,36 @@ addEventListener("DOMContentLoaded", () => {
     return [close, `you said ${guess}: ${ratio === 1 ? "exactly right" : `${+ratio.toPrecision(3)} times what was measured`}`];
   }
 
+  // Outputs on the way from a guess to its truth may tell it: they are folded until there is a guess.
+  const follows = (one, other) => one.compareDocumentPosition(other) === Node.DOCUMENT_POSITION_FOLLOWING;
+  const outputs = [...document.querySelectorAll(".cell_output > *")].filter((output) => !output.querySelector("form.guess, .truth"));
+  const between = (form, truth) => outputs.filter((output) => follows(form, output) && follows(output, truth));
+  const folds = new Map();
+
+  function fold(output) {
+    folds.set(output, (folds.get(output) ?? 0) + 1);
+    if (folds.get(output) > 1) return;
+    const button = document.createElement("button");
+    button.className = "folded";
+    button.textContent = "Folded until you have guessed, above. Click to see it now.";
+    button.onclick = () => unfold(output, Infinity);
+    output.before(button);
+    output.hidden = true;
+  }
+
+  function unfold(output, times = 1) {
+    folds.set(output, folds.get(output) - times);
+    if (folds.get(output) > 0 || !output.hidden) return;
+    output.hidden = false;
+    output.previousElementSibling.remove();
+  }
+
   for (const form of forms) {
     const truth = truthOf(form);
     if (!truth || !form.querySelector("button")) continue;
     truth.classList.add("hidden");
+    const covered = between(form, truth);
+    covered.forEach(fold);
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       const guess = event.submitter?.value || form.querySelector("input")?.value || "";
@@ -34,6 +60,7 @@ addEventListener("DOMContentLoaded", () => {
       form.querySelector("output").textContent = text;
       form.querySelectorAll("button, input").forEach((part) => (part.disabled = true));
       truth.classList.remove("hidden");
+      covered.forEach((output) => unfold(output));
       document.querySelectorAll(".score").forEach((score) => (score.textContent = `${right} of ${made} right or close`));
     });
   }

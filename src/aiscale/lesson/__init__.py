@@ -6,6 +6,7 @@ from aiscale import environment
 from aiscale.lesson.exercises import check
 from aiscale.lesson.guesses import MiB, predict
 from aiscale.lesson.notebook import Header, LessonError, Notebook, notebooks, read
+from aiscale.lesson.room import hand
 from aiscale.lesson.runner import Execution, execute
 
 # A lesson's `!torchrun` inherits both.

@@ -6,14 +6,14 @@
     check.card()             # what is done, and which predictions held
 
 A wrong answer raises nothing, so that the notebook goes on. What is found is kept on this machine's
-disk alone.
+disk; a class's room, if this seat has one (`room.py`), is told state and tries.
 """
 
 from __future__ import annotations
 
 import html
 
-from aiscale.lesson import cluster, progress
+from aiscale.lesson import cluster, progress, room
 from aiscale.lesson.gap_grader import Gap
 from aiscale.lesson.grading import Graded, Task
 from aiscale.lesson.workbooks import find, solution_of
@@ -37,6 +37,7 @@ def check(id: str, *, hint: int = 0, solution: bool = False) -> Graded | None:
         progress.show(f"{id}: {verdict.text}", None, check=id, state=verdict.state)
         if isinstance(task, Gap):  # it counts as open
             progress.save("exercises", id, entry, lesson)
+        _tell_room(lesson, task, entry, verdict.state)
         return verdict
     tried(entry, verdict.state)
     if entry["state"] != "right" and (entry["tries"] > 1 or entry["hints"]):  # as the ladder says
@@ -53,7 +54,12 @@ def check(id: str, *, hint: int = 0, solution: bool = False) -> Graded | None:
         state=verdict.state,
     )
     progress.save("exercises", id, entry, lesson)
+    _tell_room(lesson, task, entry, verdict.state)
     return verdict
+
+
+def _tell_room(lesson: str, task: Task, entry: dict, state: str) -> None:
+    room.post("check", f"{task.id} {task.title}", lesson, state=state, tries=entry["tries"])
 
 
 def entry_of(lesson: str, id: str, title: str) -> dict:
@@ -109,9 +115,7 @@ def card() -> None:
             if entry["state"] == "right":
                 done = "✓" + (" after the solution" if entry["solution"] else "")
             table.append((f"{id} {entry['title']}", done, str(entry["tries"]), str(entry["hints"])))
-    note = (
-        f"kept in {progress.write('card.json', {'lessons': lessons})}; nothing leaves this machine"
-    )
+    note = f"kept in {progress.write('card.json', {'lessons': lessons})}; {room.told()}"
     entries = [entry for lesson in lessons.values() for entry in lesson["exercises"].values()]
     right = [entry for entry in entries if entry["state"] == "right"]
     title = f"{len(right)} of {len(entries)} exercises and gaps that you came by are done"

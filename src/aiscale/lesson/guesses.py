@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 
+from aiscale.lesson import room
 from aiscale.lesson.notebook import LessonError
 from aiscale.lesson.progress import Shown, save, shell, show, show_table
 
@@ -45,6 +46,7 @@ class Comparison(Shown):
 
 class Guess(Shown):
     kind, form = "number", "a number"
+    choices = rows = columns = ()
 
     def __init__(self, name: str, guess: object, unit: str = "", within: float = 1.1) -> None:
         self.name, self.unit, self.within = name, unit, within
@@ -78,6 +80,9 @@ class Guess(Shown):
         return self.verdict
 
     def keep(self) -> None:
+        labels = {"choices": self.choices, "rows": self.rows, "columns": self.columns}
+        votes = {"guess": self.vote(self.guess), "truth": self.vote(self.measured)}
+        room.post("guess", self.name, form=self.kind, unit=self.unit, **labels, **votes)
         if self.guess is not None:
             verdict = self.verdict or Comparison("")
             entry = {
@@ -89,6 +94,10 @@ class Guess(Shown):
             save(
                 "predictions", self.name, {**entry, "ratio": verdict.ratio, "grade": verdict.grade}
             )
+
+    def vote(self, value: object) -> object:
+        """A guess or what was measured, as the class's room counts it."""
+        return value
 
     def opening(self) -> str:
         if self.guess is not None:
@@ -166,6 +175,9 @@ class Choice(Guess):
             f"but it must be the number or the text of one of {texts}"
         )
 
+    def vote(self, value: object) -> object:
+        return None if value is None else self.choices.index(value)
+
     def compare(self) -> Comparison:
         if self.guess == self.measured:
             return Comparison(f"{self.guess}: right", "exact")
@@ -191,6 +203,13 @@ class GridGuess(Guess):
         if [len(row) for row in cells] != self.shape:
             raise LessonError(f"{self.name}: {what} must have rows of {self.shape} cells")
         return cells
+
+    def vote(self, value: object) -> object:
+        if value is None:
+            return None
+        width = len(self.columns)
+        padded = [(list(row) + [None] * width)[:width] for row in value]
+        return [_vote(cell) for row in padded for cell in row]
 
     def compare(self) -> Comparison:
         pairs = [zip(*rows, strict=True) for rows in zip(self.guess, self.measured, strict=True)]
@@ -257,6 +276,12 @@ def _names(names: Names, count: int) -> list[str]:
 
 def _plain(cell: object) -> object:
     return (cell.strip().lower() or None) if isinstance(cell, str) else cell
+
+
+def _vote(cell: object) -> str:
+    """A cell as text: equal for cells that are the same."""
+    number = isinstance(cell, Real) and not isinstance(cell, bool)
+    return f"{cell:g}" if number else str(_plain(cell) or "")
 
 
 def _same(guess: object, truth: object) -> bool:

@@ -28,6 +28,7 @@ _CHECKOUT = next(
 )
 _FOLDER = Path(os.environ.get("AISCALE_PROGRESS") or _CHECKOUT / "progress").absolute()
 _unwritten: dict[str, dict] = {}  #: by lesson, what a folder that cannot be written does not keep
+_kept_here: dict[str, str] = {}  #: by file, what `keep_once` could not write
 _COLORS = {
     "exact": "#1b7a41",
     "close": "#1b7a41",
@@ -93,8 +94,7 @@ def load(kind: str, lesson: str) -> dict[str, dict]:
 def save(kind: str, name: str, entry: dict, lesson: str = "") -> None:
     """Keep one entry, replacing an earlier one of this name; in this process alone while the folder
     cannot be written."""
-    # set by Jupyter's server
-    lesson = lesson or Path(os.environ.get("JPY_SESSION_NAME") or "notebook").stem
+    lesson = lesson or this_lesson()
     entries = _both(lesson)
     entries[kind][name] = {**entry, "at": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())}
     try:
@@ -102,6 +102,25 @@ def save(kind: str, name: str, entry: dict, lesson: str = "") -> None:
         _unwritten.pop(lesson, None)
     except OSError:
         _unwritten[lesson] = entries
+
+
+def this_lesson() -> str:
+    """The name of the notebook that runs, as Jupyter's server sets it."""
+    return Path(os.environ.get("JPY_SESSION_NAME") or "notebook").stem
+
+
+def keep_once(name: str, text: str) -> str:
+    """What the file `name` has kept; from now on `text`, if it is new.
+
+    In this process alone while the folder cannot be written.
+    """
+    with contextlib.suppress(OSError):
+        _FOLDER.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            with (_FOLDER / name).open("x") as file:
+                file.write(text)
+        return (_FOLDER / name).read_text() or text  # empty: another process is about to write
+    return _kept_here.setdefault(name, text)
 
 
 def write(name: str, tree: dict) -> Path:
