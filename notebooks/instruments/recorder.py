@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from aiscale.processes import give_back_memory
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+
+from aiscale.processes import give_back_memory
 
 
 class Recorder(FSDPMemTracker):
