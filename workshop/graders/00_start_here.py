@@ -189,6 +189,7 @@ def a_ring(ring_all_reduce):
 
 
 _FIRST = """
+chunks = x.chunk(world_size)
 arriving = torch.empty_like(chunks[0])
 for step in range(world_size - 1):
     pass_on(chunks[(rank - step - 1) % world_size], arriving)
