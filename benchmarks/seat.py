@@ -1,17 +1,19 @@
 """The memory of a participant's seat: in each lesson the most that kernel, ranks and graders hold.
 
-    python benchmarks/seat.py --json > src/aiscale/plan/published/measured/seat.json
-    python benchmarks/seat.py 05 07          # of some lessons; 00 to 14 take half an hour
+    python benchmarks/seat.py                              # 00 to 14 take half an hour
+    python benchmarks/seat.py 05 07 --out src/aiscale/plan/published/measured/seat.json
 
 A lesson runs by `aiscale notebooks --core --solved`, so that the referee starts the scripts of all
 gaps. Four times a second the proportional set sizes (PSS) of its processes are added: a page that n
 processes share counts as 1/n in each of them. The runner itself is left out. In its place a
-participant has JupyterLab's server, which is measured without a page.
+participant has JupyterLab's server, which is measured without a page. `--out` puts the rows of
+these lessons into a file, whose other rows stay.
 
 Linux alone has PSS. Other programs of the same environment take a share of its libraries' pages:
 measure while none runs. Load does not matter.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -30,7 +32,7 @@ GIB = 2**30
 PROGRAMS = Path(sys.executable).parent
 MARK = "AISCALE_SEAT"  #: all processes of a lesson inherit this variable
 INTERVAL_S = 0.25
-SERVER_S = 15  #: after which a server that is used by nobody holds what it needs
+SERVER_S = 60  #: after which a server that is used by nobody holds what it needs
 MOST_GIB = {"07_3d_parallelism": 2.5}
 USUAL_GIB = 2.0
 
@@ -84,7 +86,9 @@ def seat(notebook: lesson.Notebook) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         command = [PROGRAMS / "aiscale", "notebooks", notebook.name]
         command += ["--core", "--solved", "--out", folder]
-        return {"lesson": notebook.name} | watched(command, Path.cwd())
+        facts = machine_facts()
+        measured = {"lesson": notebook.name, "date": facts["date"], "command": facts["command"]}
+        return measured | watched(command, Path.cwd())
 
 
 def show(result: dict) -> None:
@@ -99,15 +103,20 @@ def show(result: dict) -> None:
 def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("names", nargs="*", metavar="LESSON", help="default: 00 to 14")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="keep the rows in this file")
     args = parser.parse_args()
     if not Path("/proc/self/smaps_rollup").exists():
         raise SystemExit("this machine has no /proc/PID/smaps_rollup: PSS is known on Linux alone")
     names = args.names or (["00"] if args.quick else [])
     chosen = [each for each in lesson.notebooks(names) if not each.is_appendix]
-    result = {"machine": machine_facts(), "server": server(), "lessons": [], "checks": []}
-    for notebook in chosen:
-        result["lessons"].append(seat(notebook))
-        print(result["lessons"][-1], file=sys.stderr)
+    result = {"machine": machine_facts(), "server": server(), "lessons": []}
+    result["lessons"] = [seat(notebook) for notebook in chosen]
+    if args.out:
+        kept = json.loads(args.out.read_text())["lessons"] if args.out.exists() else []
+        rows = {row["lesson"]: row for row in [*kept, *result["lessons"]]}
+        result["lessons"] = [rows[name] for name in sorted(rows)]
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+    result["checks"] = []
     for each in [] if args.quick else result["lessons"]:
         most_gib = MOST_GIB.get(each["lesson"], USUAL_GIB)
         result["checks"].append(check(each["lesson"], each["peak_bytes"] / GIB, most_gib))
