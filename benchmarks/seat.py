@@ -14,6 +14,7 @@ measure while none runs. Load does not matter.
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -47,7 +48,7 @@ def pss_bytes(pid: int) -> int:
     return 0
 
 
-def watched(command: list, cwd: Path, limit_s: float = 1800, leave_out: bool = True) -> dict:
+def watched(command: list, cwd: Path, limit_s: float = math.inf, leave_out: bool = True) -> dict:
     """Run a command until it ends, or for `limit_s`: the most that its processes held at once.
 
     `leave_out`: without the first process.
