@@ -243,6 +243,30 @@ def test_a_lesson_whose_gaps_are_filled_runs_to_its_end_and_each_is_right(number
 
 #: Right in another style than the kit's.
 OTHER_STYLES = {
+    "07.a": """
+    batch = next(iterator).to(device)
+    tokens, labels = batch[:, :T], batch[:, 1:]
+    place = torch.arange(T, device=device).unsqueeze(0).repeat(tokens.shape[0], 1)
+
+    def mean(each):
+        loss = each.mean()
+        return loss, loss.detach().clone()
+
+    return model(tokens, place, attention_mask=None, labels=labels), mean
+    """,
+    "07.b": """
+    for clear in (optimizer.zero_grad, model.zero_grad_buffer):
+        clear()
+    size, _ = micro_batches[0].shape
+    shape = {"seq_length": T, "micro_batch_size": size, "num_microbatches": len(micro_batches)}
+    step = get_forward_backward_func()
+    given = iter(list(micro_batches))
+    reported = step(
+        forward_step_func=forward, data_iterator=given, model=[model], forward_only=False, **shape
+    )
+    optimizer.step()
+    return reported
+    """,
     "08.a": """
     sizes = [p.numel() for p in parameters]
     dense = self.step % self.interval == 0
