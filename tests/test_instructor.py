@@ -119,7 +119,7 @@ def test_all_pages_state_the_memory_of_a_seat_that_was_measured():
     measured = published.measured("seat")
     gib = {row["lesson"][:2]: row["peak_bytes"] / 2**30 for row in measured["lessons"]}
     assert {f"{number:02}" for number in range(9)} <= set(gib)
-    for number in LESSONS:
+    for number in BLOCKS:
         stated = f"{math.ceil(gib[number] * 10) / 10:.1f}" if number in gib else "unknown"
         assert re.search(rf"^\| \[{number}\]\(\S+\) \| \d+ \| {stated} \|", PAGE, re.M), number
     server_gib = measured["server"]["peak_bytes"] / 2**30
