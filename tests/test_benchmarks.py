@@ -23,7 +23,7 @@ from ranks import processes_with, script, wait_until
 common, model, gpu, radius, radius_sweep = map(
     script, ("common", "model", "gpu", "radius", "radius_sweep")
 )
-largest, choices, ways = map(script, ("largest", "choices", "ways"))
+largest, choices, ways, seat = map(script, ("largest", "choices", "ways", "seat"))
 TINY = model.Cell(model="2x64", batch=2, length=64, rounds=3)
 
 
@@ -52,6 +52,22 @@ def test_a_ratio_is_taken_round_by_round_after_the_warm_up(monkeypatch):
     assert "".join(calls) == "ba" + "ab" + "ba" + "ab" + "ba" + "ab", "they take turns"
     assert measured.ratios("b", "a") == [2.0] * 5 and measured.ratio("b", "a") == 2.0
     assert measured.median_s("a") == 3.0
+
+
+HOLDS = """
+import subprocess, sys, time
+held = b"1" * {nbytes}
+subprocess.run([sys.executable, "-c", sys.argv[1]]) if sys.argv[1:] else time.sleep(1.5)
+"""
+
+
+def test_the_memory_of_a_seat_is_that_of_all_processes_but_the_runner(tmp_path):
+    inner = HOLDS.format(nbytes=80_000_000)
+    command = [sys.executable, "-c", HOLDS.format(nbytes=50_000_000), inner]
+    alone = seat.watched(command, tmp_path)
+    both = seat.watched(command, tmp_path, leave_out=False)
+    assert alone["processes"] == 1 and 80e6 < alone["peak_bytes"] < 110e6
+    assert both["processes"] == 2 and 130e6 < both["peak_bytes"] < 180e6
 
 
 @pytest.mark.extended

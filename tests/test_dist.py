@@ -422,3 +422,42 @@ def test_a_new_python_can_send_output_and_errors_to_one_file(tmp_path):
         "error",
         "out",
     ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux alone")
+def test_the_server_that_forks_ranks_ends_when_it_is_told_to_and_another_one_starts(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("""
+import os
+from multiprocessing import forkserver
+from aiscale.processes import end_server, start_python
+
+ended = []
+for _ in range(2):
+    process = start_python(["-c", "pass"], preload=["json"])
+    process.join()
+    ended.append((process.exitcode, forkserver._forkserver._forkserver_pid))
+    end_server()
+for status, pid in ended:
+    assert status == 0 and not os.path.exists(f"/proc/{pid}"), ended
+assert ended[0][1] != ended[1][1]
+end_server()  # there is none
+""")
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
+def test_freed_memory_goes_back_to_the_system():
+    program = """
+import psutil
+from aiscale.processes import give_back_memory
+
+blocks = [bytes(100_000) for _ in range(1000)]  # too small for pages of their own
+last = bytes(100_000)
+del blocks
+before = psutil.Process().memory_info().rss
+give_back_memory()
+assert before - psutil.Process().memory_info().rss > 50e6
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

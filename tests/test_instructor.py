@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
@@ -15,7 +16,7 @@ import pytest
 from aiscale import lesson
 from aiscale.cli import _parser
 from aiscale.lesson.notebook import tags
-from aiscale.plan import cost
+from aiscale.plan import cost, published
 from aiscale.plan.presets import model_of
 from browser import Browser, find_browser
 from ranks import wait_until
@@ -112,6 +113,23 @@ def test_an_agenda_has_the_lessons_that_its_lessons_need_and_those_up_to_radius_
             assert needs == "nothing" or needs[:2] in numbers[:at], (
                 f"{name}: {number} needs {needs}"
             )
+
+
+def test_all_pages_state_the_memory_of_a_seat_that_was_measured():
+    measured = published.measured("seat")
+    gib = {row["lesson"][:2]: row["peak_bytes"] / 2**30 for row in measured["lessons"]}
+    assert {f"{number:02}" for number in range(9)} <= set(gib)
+    for number in BLOCKS:
+        stated = f"{math.ceil(gib[number] * 10) / 10:.1f}" if number in gib else "unknown"
+        assert re.search(rf"^\| \[{number}\]\(\S+\) \| \d+ \| {stated} \|", PAGE, re.M), number
+    server_gib = measured["server"]["peak_bytes"] / 2**30
+    largest = math.ceil(gib.pop("07") + server_gib)
+    usual = math.ceil(max(gib.values()) + server_gib)
+    hub = (WORKSHOP / "jupyterhub_config.py").read_text()
+    words = rf"{usual} GiB of free\s+(> )?memory \({largest} GiB for lesson 07\)"
+    pages = (ROOT / "README.md").read_text(), PAGE, hub
+    assert [len(re.findall(words, page)) for page in pages] == [1, 3, 1]
+    assert f'"AISCALE_HUB_MEMORY", "{largest}G"' in hub and f"AISCALE_HUB_MEMORY={largest}G" in hub
 
 
 def anchors(text: str) -> set[str]:

@@ -81,7 +81,7 @@ def test_with_an_account_of_slurm_each_server_is_a_job(tmp_path, monkeypatch):
     hub = configured(tmp_path, 0, checkout / "workshop/jupyterhub_config.py", **asked)
     assert hub.JupyterHub.spawner_class == "batchspawner.SlurmSpawner"
     assert hub.SlurmSpawner.req_options == "--account=abc123 -p small"
-    assert (hub.SlurmSpawner.req_runtime, hub.SlurmSpawner.req_memory) == ("30:00", "2G")
+    assert (hub.SlurmSpawner.req_runtime, hub.SlurmSpawner.req_memory) == ("30:00", "3G")
     assert shlex.split(hub.SlurmSpawner.batchspawner_singleuser_cmd)[0].endswith(
         "/batchspawner-singleuser"
     )

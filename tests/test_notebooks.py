@@ -68,6 +68,16 @@ def test_an_optional_section_is_optional_as_a_whole_and_the_core_path_does_not_n
     assert problems(notebook, core, "F821") == []
 
 
+def test_ranks_stop_before_torchrun_starts_others(notebook, code):
+    """Else a participant holds both: 1.3 GB more in lesson 03."""
+    running = False
+    for cell in code:
+        if not re.match(r"%%(write|change|fill) ", cell.source):
+            running = running and not re.search(r"^(ranks|cluster)\.stop\(\)", cell.source, re.M)
+            assert not (running and re.search(r'\btorchrun[ "]', cell.source)), cell.source
+            running = running or "cluster.start(" in cell.source
+
+
 def test_ruff_finds_no_fault_in_its_code(notebook):
     assert problems(notebook, notebook.content.cells, "E,F,I,UP,B,W") == []
 

@@ -22,13 +22,13 @@ Settings are variables of the environment, so that this file can stay as it is:
     AISCALE_HUB_PORT=8000
     AISCALE_HUB_ROOM=URL            the hub's own address, as seats reach it (https://hub.example.org): seats tell their
                                     guesses to the class's room (workshop/room), whose pages the hub serves
-    AISCALE_HUB_MEMORY=2G AISCALE_HUB_CORES=2   the most that a person gets. Root's hub on a machine with systemd holds
+    AISCALE_HUB_MEMORY=3G AISCALE_HUB_CORES=2   the most that a person gets. Root's hub on a machine with systemd holds
                                     people to it, by jupyterhub-systemdspawner (pip install it); otherwise nothing does
     AISCALE_HUB_SLURM=ACCOUNT       each server in a batch job of its person, charged to ACCOUNT, by batchspawner (pip
                                     install it). For root's hub on a node that compute nodes reach, where people have
                                     accounts; AISCALE_HUB_SBATCH="-p small", AISCALE_HUB_TIME=2:00:00: for sbatch
 
-A server takes about 0.15 GB of memory, and each rank 0.2 GB: a person with four ranks, 1 GB.
+A person needs 2 GiB of free memory (3 GiB for lesson 07): workshop/README.md has a table.
 With a Node.js that is not Debian's, Debian's proxy needs NODE_PATH=/usr/share/nodejs.
 """
 
@@ -106,7 +106,7 @@ c.Spawner.environment = {
     "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait leave the cores to others
 }
 c.Spawner.default_url = "/lab/tree/notebooks/00_start_here.ipynb"
-c.Spawner.mem_limit = os.environ.get("AISCALE_HUB_MEMORY", "2G")
+c.Spawner.mem_limit = os.environ.get("AISCALE_HUB_MEMORY", "3G")
 c.Spawner.cpu_limit = float(os.environ.get("AISCALE_HUB_CORES", "2"))
 # When a whole class comes in at once: so many start at the same time, and who comes next tries again by itself.
 c.JupyterHub.concurrent_spawn_limit = 8

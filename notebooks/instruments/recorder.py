@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 
+from aiscale.processes import give_back_memory
+
 
 class Recorder(FSDPMemTracker):
     """torch's tracker of a model and its optimizer; `levels` has {kind: bytes} after each operation on the CPU."""
@@ -17,3 +19,24 @@ class Recorder(FSDPMemTracker):
         super()._update_peak_stats(peak_state)
         held = self.get_tracker_snapshot("current")[torch.device("cpu")]
         self.levels.append({getattr(kind, "value", kind): nbytes for kind, nbytes in held.items()})
+
+
+def second_step(model, loss):
+    """(levels over a second step with AdamW, how many of them the forward and both passes have).
+
+    `loss()` is the model's. The first step allocates Adam's moments.
+    """
+    give_back_memory()  # that of the model before this one
+    optimizer = torch.optim.AdamW(model.parameters())
+    loss().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    recorder = Recorder(model, optimizer)
+    recorder.track_external(optimizer)
+    with recorder:
+        passed = loss()
+        ends = [len(recorder.levels)]
+        passed.backward()
+        ends.append(len(recorder.levels))
+        optimizer.step()
+    return recorder.levels, ends

@@ -140,19 +140,26 @@ def warm_up(preload: Sequence[str], env: Mapping[str, str]) -> None:
             forkserver.ensure_running()
 
 
-def reap_server() -> None:
-    """Wait for the end of a server that was killed with its cluster.
+def end_server() -> None:
+    """End the server of `start_python`, which holds 0.2 GB, with all that it has forked.
 
     The next call then starts another one.
     """
     from multiprocessing import forkserver
 
-    server, alive = forkserver._forkserver, False
-    # A process that is ending has no environment any more, and does not count as dead yet.
-    with suppress(OSError), open(f"/proc/{server._forkserver_pid}/environ", "rb") as environment:
-        alive = bool(environment.read())
-    if server._forkserver_pid and not alive:
-        server._stop()
+    server = forkserver._forkserver
+    if server._forkserver_pid:
+        with suppress(ProcessLookupError):
+            os.kill(server._forkserver_pid, signal.SIGKILL)
+        server._stop()  # waits for its end
+
+
+def give_back_memory() -> None:
+    """Hand what this process has freed to the system: glibc keeps it, hundreds of MB after tensors
+    of many sizes."""
+    gc.collect()
+    if hasattr(_LIBC, "malloc_trim"):
+        _LIBC.malloc_trim(0)
 
 
 @contextmanager

@@ -137,74 +137,96 @@ through_one_rank.refuses("hard-coded for the shown numbers", "x", "x.copy_(torch
 # 00.2 ---------------------------------------------------------------------------------------------------------------
 
 
+def played(xs: list, begins: int = -1, halves: int = 2, first=torch.add, second=lambda held, came: came) -> list:
+    """What a ring leaves on each rank. `begins`: rank r sends chunk r + begins first."""
+    n = len(xs)
+    held = [list(x.clone().chunk(n)) for x in xs]
+    for offset, combined in ((begins, first), (0, second))[:halves]:
+        for step in range(n - 1):
+            sent = [held[rank][(rank - step + offset) % n] for rank in range(n)]
+            for rank in range(n):
+                place = (rank - 1 - step + offset) % n
+                held[rank][place] = combined(held[rank][place], sent[rank - 1])
+    return [torch.cat(chunks) for chunks in held]
+
+
 @exercise(
     "00.2",
-    "Half a ring",
-    "ring_all_gather",
-    minutes=10,
+    "A ring",
+    "ring_all_reduce",
+    minutes=11,
     ranks=True,
     inplace=True,
     hints=[
-        "In step 0 rank r sends its own chunk, r. In the next it sends what has just arrived. Which chunk is that?",
-        "In step s rank r sends chunk (r - s) and receives chunk (r - s - 1), both modulo the number of ranks.",
-        "Start the send with `dist.isend`, then `dist.recv` into the chunk, then `wait()`, as in the lesson's ring.",
+        "Each half has n - 1 steps. In each step a rank sends the chunk that it has received in the step before.",
+        "In step s of the first half rank r sends chunk (r - s - 1) and adds what comes to chunk (r - s - 2), "
+        "both modulo the number of ranks.",
+        "`pass_on(chunks[...], arriving)`, then `chunks[...].add_(arriving)`. In the second half rank r receives "
+        "straight into chunk (r - s - 1).",
     ],
 )
-def half_a_ring(ring_all_gather):
-    n = ring_all_gather.size
+def a_ring(ring_all_reduce):
+    n = ring_all_reduce.size
     for _ in range(2):
         length = random.randint(2, 5)
-        own = draw(n, length)
-        junk = 1000.0 + torch.arange(n * length).double()
-        xs = [junk.clone() for _ in range(n)]
-        for rank, x in enumerate(xs):
-            x.chunk(n)[rank].copy_(own[rank])
-        found, notes = watched(ring_all_gather, xs)
-        everything = torch.cat(own)
-        chunks, steps = range(n), counts(notes, "send")
-        for rank in range(n):  # a chunk in another's place first: its own place is then empty too
-            for c in chunks:
-                mine = found[rank].chunk(n)[c]
-                taken = next((k for k in chunks if k != c and torch.equal(mine, own[k])), None)
-                require(
-                    taken is None,
-                    f"on rank {rank}, chunk {c} holds what belongs in chunk {taken}: off by {(taken or 0) - c}",
-                )
-        for rank in range(n):
-            missing = [c for c in chunks if torch.equal(found[rank].chunk(n)[c], junk.chunk(n)[c])]
-            never = f"rank {rank} never gets chunk {', '.join(map(str, missing))}"
-            require(not missing or steps[rank] >= n - 1, f"{never}: how many steps are needed?")
-            require(not missing, f"{never}: does each step send what came in the step before?")
-        same_on_ranks(found, [everything] * n, "x")
-        peers = {(peer - r) % n for r, own in enumerate(notes) for k, peer in own if k == "send"}
-        require(steps == [n - 1] * n, f"x is right, but the ranks send {steps} messages: {n - 1} each would do")
-        require(
-            len(peers) == 1, "x is right, but a rank sends to several ranks: in a ring it sends to the next one only"
-        )
+        xs = draw(n, n * length)
+        found, notes = watched(ring_all_reduce, xs)
+        sends, enough = counts(notes, "send"), 2 * (n - 1)
+        total = sum(xs)
+        one_on = "rank r begins with chunk r, so the sum of chunk r + 1 ends there, and chunk r is its own numbers"
+        causes = {
+            "one half alone: each rank has a complete chunk, and the others need it": played(xs, halves=1),
+            one_on if sends == [enough] * n else "each half has n - 1 steps, not fewer": played(xs, begins=0),
+            "what arrives in the first half takes the place of a chunk: add it": played(xs, first=lambda _, came: came),
+            "the second half adds as well: what arrives there is the sum already": played(xs, second=torch.add),
+            "this is the mean, not the sum": [total / n] * n,
+        }
+        same_on_ranks(found, [total] * n, "x", causes=causes)
+        require(sends == [enough] * n, f"x is right, but the ranks send {sends} messages: {enough} each would do")
+        sent_bytes = ring_all_reduce.sent[0]["send"][1]
+        most = enough * length * xs[0].itemsize
+        require(sent_bytes <= most, f"x is right, but a rank sends {sent_bytes} bytes: {most} would do, a chunk a step")
 
 
-_RING = """
+_FIRST = """
 chunks = x.chunk(world_size)
-for step in range({steps}):
-    sending = dist.isend(chunks[{send} % world_size], dst=(rank + {to}) % world_size)
-    dist.recv(chunks[{receive} % world_size], src=(rank - {to}) % world_size)
-    sending.wait()
+arriving = torch.empty_like(chunks[0])
+for step in range(world_size - 1):
+    pass_on(chunks[(rank - step - 1) % world_size], arriving)
+    chunks[(rank - step - 2) % world_size].add_(arriving)
 """
-_RIGHT = {"steps": "world_size - 1", "send": "(rank - step)", "receive": "(rank - step - 1)", "to": "1"}
-half_a_ring.refuses("one step too few", "how many steps", _RING.format(**_RIGHT | {"steps": "world_size - 2"}))
-half_a_ring.refuses("one step too many", "would do", _RING.format(**_RIGHT | {"steps": "world_size"}))
-half_a_ring.refuses("own chunk in every step", "what belongs in", _RING.format(**_RIGHT | {"send": "rank"}))
-_TURNED = {  # what is received in a place of another chunk, in all steps that are needed
-    "received into the wrong place": {"receive": "(rank - step)"},
-    "received one place ahead": {"receive": "(rank - step + 1)"},
-    "chunks of the other direction": {"to": "-1"},
-    "chunks counted the other way": {"send": "(rank + step)", "receive": "(rank + step + 1)"},
-}
-for name, changed in _TURNED.items():
-    half_a_ring.refuses(name, "what belongs in", _RING.format(**_RIGHT | changed))
-half_a_ring.refuses(
-    "an all_gather",
-    "only send and recv",
-    "dist.all_gather(list(x.chunk(world_size)), x.chunk(world_size)[rank].clone())",
+_SECOND = """
+for step in range(world_size - 1):
+    pass_on(chunks[(rank - step) % world_size], chunks[(rank - step - 1) % world_size])
+"""
+a_ring.refuses("the first half alone", "one half alone", _FIRST)
+a_ring.refuses(
+    "begins with its own chunk",
+    "rank r begins with chunk r",
+    _FIRST.replace("step - 1)", "step)").replace("step - 2)", "step - 1)") + _SECOND,
 )
-half_a_ring.refuses("hard-coded for the shown chunks", "x", "x.copy_(torch.arange(len(x)) % 4)")
+a_ring.refuses("nothing is added", "add it", _FIRST.replace("add_", "copy_") + _SECOND)
+a_ring.refuses(
+    "adds in both halves",
+    "is the sum already",
+    _FIRST
+    + """
+for step in range(world_size - 1):
+    pass_on(chunks[(rank - step) % world_size], arriving)
+    chunks[(rank - step - 1) % world_size].add_(arriving)
+""",
+)
+a_ring.refuses("a step too few", "not fewer", _FIRST.replace("world_size - 1)", "world_size - 2)", 1) + _SECOND)
+a_ring.refuses(
+    "the whole buffer goes around",
+    "messages",
+    """
+going, arriving = x.clone(), torch.empty_like(x)
+for step in range(world_size - 1):
+    pass_on(going, arriving)
+    x.add_(arriving)
+    going.copy_(arriving)
+""",
+)
+a_ring.refuses("an all_reduce", "only send and recv", "dist.all_reduce(x)")
+a_ring.refuses("hard-coded for the shown rows", "x", "x.copy_(torch.arange(1, len(x) + 1) * 1111.0)")

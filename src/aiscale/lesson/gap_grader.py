@@ -33,6 +33,7 @@ from aiscale.lesson.grading import Graded, Task
 from aiscale.lesson.notebook import LessonError
 from aiscale.lesson.workbooks import find, workshop
 from aiscale.lesson.written import places, write
+from aiscale.processes import give_back_memory
 
 _LOSS = re.compile(r"^step (\d+) loss (\S+)", re.MULTILINE)
 TOLERANCE = 2e-5  #: of a printed loss: sums of other parts round otherwise
@@ -119,7 +120,9 @@ class Gap(Task):
                 f"nothing written yet. {self.script} has the kit's lines there, so that what "
                 "follows runs, until you write yours in the cell above",
             )
-        return self.tried(path)
+        verdict = self.tried(path)
+        give_back_memory()  # the next cell may start ranks
+        return verdict
 
     def tried(self, path: Path) -> Graded:
         """Grade the file `path`, in which this gap is filled."""

@@ -53,6 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the lessons' core path: no optional cells, no appendices",
     )
     add(
+        "--solved",
+        action="store_true",
+        help="with the kit's lines in gaps and exercises, so that each is graded",
+    )
+    add(
         "--out",
         default="build",
         metavar="DIR",
@@ -71,7 +76,9 @@ def run(args: argparse.Namespace) -> int:
             about = f"{header.minutes} min, ranks: {header.ranks}, {header.hardware}"
             print(f"    {about}; comes before: {header.needs}")
         return 0
-    results = execute(selection, _parameters(args.parameter), args.out, args.core)
+    results = execute(
+        selection, _parameters(args.parameter), args.out, args.core, solved=args.solved
+    )
     failed = [result for result in results if result.error]
     for result in failed:
         print(
@@ -101,8 +108,11 @@ def execute(
     parameters: Mapping[str, object] | None = None,
     out: str | Path = "build",
     core: bool = False,
+    solved: bool = False,
 ) -> list[Execution]:
     """Run notebooks one after the other in their own folders; with `core` without optional cells.
+
+    `solved`: gaps and exercises have the kit's lines.
 
     Raises LessonError before anything starts if a notebook lacks a parameter.
     """
@@ -142,14 +152,26 @@ def execute(
             )
             # nor are their scripts touched
             scripts = {"folder": f"{progress}/my"} if writes else {}
-            results.append(
-                _execute(notebook, folder, scripts | dict(parameters or {}), core, options)
-            )
+            source = _solved(notebook, Path(progress)) if solved else notebook.path
+            given = scripts | dict(parameters or {})
+            results.append(_execute(notebook, source, folder, given, core, options))
     return results
 
 
+def _solved(notebook: Notebook, folder: Path) -> Path:
+    """A copy whose gaps and exercises are filled."""
+    import nbformat
+
+    # imports the graders' libraries
+    from aiscale.lesson.workbooks import solved
+
+    copy = folder / notebook.path.name
+    nbformat.write(solved(notebook), copy)
+    return copy
+
+
 def _execute(
-    notebook: Notebook, folder: Path, parameters: dict, core: bool, options: dict
+    notebook: Notebook, source: Path, folder: Path, parameters: dict, core: bool, options: dict
 ) -> Execution:
     import papermill
     from nbconvert.filters import strip_ansi
@@ -158,7 +180,7 @@ def _execute(
     executed.unlink(missing_ok=True)
     try:
         papermill.execute_notebook(
-            notebook.path,
+            source,
             executed,
             parameters,
             kernel_name="python3",

@@ -114,6 +114,22 @@ def answered(cells: Sequence[NotebookNode], code: str) -> list[str]:
     ]
 
 
+_STUB = re.compile(r'^(?P<indent> +)raise NotImplementedError\("(?P<id>[\d.]+)"\)$', re.M)
+_FILL = re.compile(r"%%fill \S+ (?P<id>\S+)\n")
+
+
+def solved(notebook: Notebook) -> NotebookNode:
+    """The content of a lesson whose gaps and exercises have the kit's lines."""
+    content = copy.deepcopy(notebook.content)
+    for cell in content.cells:
+        if gap := _FILL.match(cell.source):
+            cell.source = f"{gap[0]}{find(gap['id'])[1].lines}\n"
+        elif stub := _STUB.search(cell.source):
+            lines = solution_of(notebook.name, stub["id"])
+            cell.source = cell.source.replace(stub[0], textwrap.indent(lines, stub["indent"]))
+    return content
+
+
 def make(lesson: str, root: Path) -> str:
     import nbformat
 

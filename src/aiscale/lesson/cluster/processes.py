@@ -18,7 +18,7 @@ from aiscale.lesson.cluster import guard, local
 from aiscale.lesson.cluster.errors import ClusterError
 from aiscale.lesson.cluster.local import Exit, LocalLauncher
 from aiscale.lesson.cluster.slurm import Job, SlurmLauncher, public
-from aiscale.processes import THREAD_VARIABLES, kill_marked, reap_server
+from aiscale.processes import THREAD_VARIABLES, end_server, kill_marked
 
 LAUNCHERS = {"local": LocalLauncher, "slurm": SlurmLauncher}
 _NEWS_S = 10.0  #: while ranks are missing, before connecting to the controller again
@@ -156,7 +156,7 @@ class Processes:
             self.client.close(linger=0)
         self._launcher.stop()
         kill_marked(guard.MARKER, self.id)
-        reap_server()
+        end_server()
         self._watchman.stdin.close()
         for process in (self._launcher.process, self._watchman):
             if process is not None:
