@@ -1,0 +1,320 @@
+"""Graders of what goes on when replicas die: the script is run, and a replica of it killed."""
+
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from aiscale.lesson.comparing import Wrong
+from aiscale.lesson.gap_grader import TOLERANCE, Gap
+from aiscale.lesson.grading import exercise, require, same
+from aiscale.lesson.replicas import Replicas
+
+STEPS, KILLED_AFTER = 14, 3
+
+
+# 16.a and 16.b ------------------------------------------------------------------------------------------------------
+
+
+def with_a_death(folder: Path) -> Replicas:
+    """A job of three replicas, over; r0 was killed, and a new one came in before the last step.
+
+    The survivors stand still until the newcomer is at the door, however slowly it starts.
+    """
+    with Replicas(folder, f"--steps={STEPS}", "--sequence-s=0.02") as job:
+        job.until(rf"step {KILLED_AFTER} loss")
+        job.kill("r0")
+        job.until(rf"step {KILLED_AFTER + 2} loss")
+        job.pause("r1", "r2")
+        job.until_at_the_door("r0")
+        job.go_on("r1", "r2")
+        job.wait()
+    return job
+
+
+def tried(folder: Path) -> Replicas:
+    try:
+        return with_a_death(folder)
+    except RuntimeError as error:
+        raise Wrong(f"three replicas of which one is killed do not come to the end: {error}") from None
+
+
+def of_one_process(folder: Path) -> dict[int, float]:
+    command = [sys.executable, "train.py", f"--steps={STEPS}", "--save=alone"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"train.py stopped: {done.stderr.strip().splitlines()[-1]}")
+    return {int(step): float(loss) for step, loss in re.findall(r"step (\d+) loss (\S+)", done.stdout)}
+
+
+def require_losses_of_one_process(job: Replicas, folder: Path, told: str) -> None:
+    alone = of_one_process(folder)
+    for _, step, found, members in job.steps():
+        require(step in alone, f"there is no step {step}: a step needs the number that all members have")
+        close = abs(found - alone[step]) < TOLERANCE
+        require(close, told.format(step=step, found=found, right=alone[step], members=members))
+    missing = alone.keys() - {step for _, step, *_ in job.steps()}
+    require(not missing, f"nobody prints the loss of step {min(missing, default=0)}")
+
+
+share = Gap(
+    "16.a",
+    "Who computes what",
+    "train_elastic.py",
+    minutes=7,
+    hints=[
+        "A member takes every `members.size`-th sequence of `batch`, beginning with its own rank, as in lesson 02.",
+        "Shares may be unequal, such as 6, 5 and 5: what each adds is a part of *the batch's* mean. A micro-batch of "
+        "n sequences has the share n / len(batch) in it.",
+        "`backward` adds to the gradients, and `loss += part.detach()` to the loss. The sum over members comes below.",
+    ],
+    solution="""
+        share = batch[members.rank :: members.size]
+        for micro_batch in share.split(args.micro_batch):
+            part = loss_of(model(micro_batch[:, :-1]), micro_batch[:, 1:]) * len(micro_batch) / len(batch)
+            part.backward()
+            loss += part.detach()
+    """,
+    said=f"with three members, with two and again with three the losses of {STEPS} steps are those of one process",
+)
+
+
+@share.look
+def the_loss_does_not_depend_on_deaths(folder):
+    told = "with {members} members step {step} prints the loss {found:.4f}, and one process has {right:.4f}"
+    require_losses_of_one_process(tried(folder), folder, told)
+
+
+_SHARE = share.lines
+share.refuses("all compute all", "with 3 members step 0", _SHARE.replace("[members.rank :: members.size]", ""))
+share.refuses("shares as at the start", "with 2 members step 4", _SHARE.replace("members.size", "args.replicas"))
+share.refuses("the mean of its own share", "with 3 members step 0", _SHARE.replace("len(batch)", "len(share)"))
+share.refuses(
+    "means of unequal shares",
+    "with 3 members step",
+    _SHARE.replace("/ len(batch)", "/ len(share) / members.size"),
+)
+share.refuses("no gradient", "with 3 members step 1", _SHARE.replace("part.backward()", "pass"))
+share.refuses("no weight for a micro-batch", "step 0", _SHARE.replace(" * len(micro_batch) / len(batch)", ""))
+
+heal = Gap(
+    "16.b",
+    "A newcomer is healed",
+    "train_elastic.py",
+    minutes=8,
+    hints=[
+        "`members.gather(done, everybody=done == args.steps)` forms a round. It returns a list: the steps that each "
+        "member has done, by rank, with -1 for a newcomer.",
+        "Whoever has done most steps has the newest weights: `steps.index(max(steps))` is its rank.",
+        "`dist.broadcast(tensor, source)` for *each* tensor of `state`. Then all have done `max(steps)` steps, "
+        "or 0 in a round of newcomers.",
+    ],
+    solution="""
+        steps = members.gather(done, everybody=done == args.steps)
+        source = steps.index(max(steps))
+        for tensor in state:
+            dist.broadcast(tensor, source)
+        done = max(0, *steps)
+    """,
+    said="a new replica took over weights, moments and step, and all three end with the same, to the last bit",
+)
+
+
+@heal.look
+def all_end_with_the_same(folder):
+    job = tried(folder)
+    told = "after r0 came back, step {step} has the loss {found:.4f}, and one process has {right:.4f}: "
+    require_losses_of_one_process(job, folder, told + "who has the newest weights, and all that belongs to them?")
+    states = job.states()
+    require(len(states) == 3, f"only {', '.join(sorted(states))} came to the end")
+    require(
+        len(set(states.values())) == 1,
+        "the losses are right, but weights and moments of the replicas differ at the end: what is not sent?",
+    )
+
+
+_HEAL = heal.lines
+heal.refuses("from rank 0", "newest weights", _HEAL.replace("steps.index(max(steps))", "0"))
+heal.refuses("nothing sent", "after r0 came back", _HEAL.replace("dist.broadcast(tensor, source)", "pass"))
+heal.refuses(
+    "weights alone",
+    "after r0 came back",
+    _HEAL.replace("in state:", "in state[: len(list(model.parameters()))]:"),
+)
+heal.refuses("its own step", "do not come to the end", _HEAL.replace("done = max(0, *steps)", "done = max(0, done)"))
+heal.refuses("from the step before", "step", _HEAL.replace("done = max(0, *steps)", "done = max(0, *steps) - 1"))
+
+
+# 16.1 ---------------------------------------------------------------------------------------------------------------
+
+
+def seconds_of(replicas: int, step_s: float, every: int, start_s: float, gather_s: float, died_after: int) -> tuple:
+    """(restarting, going on): the seconds that a death costs, by playing a job step by step."""
+    steps = died_after + 4 * every + int(4 * replicas * start_s / step_s)
+    restarting = died_after * step_s + start_s + (steps - died_after // every * every) * step_s
+    clock, back = died_after * step_s + gather_s, died_after * step_s + gather_s + start_s
+    for _ in range(steps - died_after):
+        here = replicas if clock >= back else replicas - 1
+        clock += step_s * replicas / here
+    return restarting - steps * step_s, clock + gather_s - steps * step_s
+
+
+@exercise(
+    "16.1",
+    "What a death costs",
+    "seconds_lost",
+    minutes=10,
+    hints=[
+        "Restarting: everybody waits for the start. Then the steps since the last checkpoint are done again: on "
+        "average half of them.",
+        "Going on: the members gather twice, once without the dead one, once with the new one.",
+        "For `start_s` seconds one of n is missing, and the others do its work: (n - 1) / n of the usual steps.",
+    ],
+)
+def what_a_death_costs(seconds_lost):
+    for _ in range(4):
+        replicas, step_s, every = random.randint(2, 16), random.uniform(0.1, 2), random.randint(2, 40) * 10
+        start_s, gather_s = random.uniform(60, 900), random.uniform(5, 30)
+        plays = [seconds_of(replicas, step_s, every, start_s, gather_s, every + died) for died in range(1, every + 1)]
+        restarting, going_on = (sum(lost) / every for lost in zip(*plays, strict=True))
+        found = seconds_lost(replicas, step_s, every, start_s, gather_s)
+        require(isinstance(found, (tuple, list)) and len(found) == 2, f"return two numbers, not {str(found)[:60]}")
+        where = f"with {replicas} replicas, {step_s:.1f} s a step, a start of {start_s:.0f} s"
+        half, missing = every * step_s / 2, start_s / replicas
+        causes = {
+            "the steps since the last checkpoint are done again": start_s,
+            "on average half an interval is lost, not a whole one": start_s + 2 * half,
+            "all wait for the start as well": half,
+            "these are steps, not seconds": start_s + every / 2,
+        }
+        # A death may come in any step of an interval: half a step more or less.
+        same(found[0], restarting, f"{where}, restarting", causes=causes, rtol=step_s / restarting)
+        causes = {
+            "while the new one starts, one of n is missing": 2 * gather_s,
+            "the members gather twice": gather_s + missing,
+            "the others do not wait for the start: they go on": 2 * gather_s + start_s,
+            "the others do (n - 1) / n of the work, so 1 / n is lost": 2 * gather_s + start_s / max(1, replicas - 1),
+        }
+        same(found[1], going_on, f"{where}, going on", causes=causes, rtol=1.01 * step_s / going_on)
+
+
+_LOST = "return start_s + every * step_s / 2, 2 * gather_s + start_s / replicas"
+what_a_death_costs.refuses("nothing repeated", "done again", _LOST.replace("start_s + every * step_s / 2", "start_s"))
+what_a_death_costs.refuses("a whole interval", "not a whole one", _LOST.replace("* step_s / 2", "* step_s"))
+what_a_death_costs.refuses("all wait", "they go on", _LOST.replace("/ replicas", ""))
+what_a_death_costs.refuses("gathered once", "gather twice", _LOST.replace("2 * gather_s", "gather_s"))
+what_a_death_costs.refuses("no share missing", "one of n is missing", _LOST.replace(" + start_s / replicas", ""))
+what_a_death_costs.refuses("hard-coded for the shown job", "replicas", "return 420, 60")
+
+
+# 16.2 ---------------------------------------------------------------------------------------------------------------
+
+
+@exercise(
+    "16.2",
+    "Who may begin",
+    "may_begin",
+    minutes=8,
+    hints=[
+        "If all replicas stand at the door, nobody else can be training.",
+        "Otherwise somebody must know the weights of the newest round: who has done fewer steps than one of its "
+        "members had done when it began has older ones.",
+        "A newcomer has done -1 steps. A round that began with newcomers alone has trained since: 0 is the least.",
+    ],
+)
+def who_may_begin(may_begin):
+    for _ in range(300):
+        replicas = random.randint(2, 6)
+        step = random.choice([-1, 0, 1, 50])
+        begun = random.choice([[], [step] * replicas, [step, -1], [step]])
+        door = random.choices([-1, step, step + random.randint(1, 9), max(-1, step - 1)], k=random.randint(1, replicas))
+        found = may_begin(list(door), list(begun), replicas)
+        case = f"done {door} at the door of {replicas} replicas, newest round {begun or 'none'}"
+        require(isinstance(found, bool), f"return True or False, not {str(found)[:60]}")
+        if len(door) == replicas:
+            require(found, f"{case}: all are here, so nobody else trains, and they may begin")
+        elif max(door) < 0:
+            require(not found, f"{case}: newcomers alone would train a second model from its first step")
+        elif not begun or max(door) >= max(begun):
+            require(found, f"{case}: somebody has the weights; the others may be dead")
+        else:
+            require(not found, f"{case}: nobody here has the weights with which that round began")
+
+
+who_may_begin.refuses("anybody", "second model", "return True")
+who_may_begin.refuses("all or nobody", "may be dead", "return len(done) == replicas")
+who_may_begin.refuses("a majority", "done", "return 2 * len(done) > replicas")
+who_may_begin.refuses(
+    "newcomers as the first round's", "second model", "return len(done) == replicas or max(done) >= max([-1, *begun])"
+)
+who_may_begin.refuses(
+    "the least of the newest",
+    "weights",
+    "return len(done) == replicas or max(done) >= max(0, min(begun, default=0))",
+)
+who_may_begin.refuses("hard-coded for the shown door", "done", "return done != [-1]")
+
+
+# 16.3 ---------------------------------------------------------------------------------------------------------------
+
+
+@exercise(
+    "16.3",
+    "One bit",
+    "flipped",
+    minutes=12,
+    core=False,
+    hints=[
+        "Most replicas are right: `Counter(hashes).most_common(1)`, or the element-wise median of three.",
+        "`tensor.view(torch.int32)` has the same bits as integers; `a ^ b` has those bits that differ.",
+        "A number with one bit set is 2 ** bit; the sign bit of an int32 makes it negative: `& 0xFFFFFFFF` in Python.",
+    ],
+)
+def one_bit(flipped):
+    for healthy in (False, False, True, False):
+        n, ranks = random.randint(20, 400), random.randint(3, 7)
+        right = torch.randn(n)
+        replicas = [right.clone() for _ in range(ranks)]
+        where = random.randrange(ranks), random.randrange(n), random.choice([31, random.randrange(31)])
+        if not healthy:
+            bits = replicas[where[0]].view(torch.int32)
+            bits[where[1]] ^= -(2**31) if where[2] == 31 else 2 ** where[2]
+        found = flipped([replica.clone() for replica in replicas])
+        if healthy:
+            require(found is None, f"all replicas are equal, and you name {found}: return None")
+            continue
+        require(found is not None, f"rank {where[0]} differs in one bit, and you return None")
+        require(isinstance(found, (tuple, list)) and len(found) == 3, f"return three integers, not {str(found)[:60]}")
+        rank, place, bit = (int(number) for number in found)
+        require(rank == where[0], f"rank {where[0]} of {ranks} differs from all others, and you name {rank}")
+        require(place == where[1], f"rank {rank} is right, but the weight is number {where[1]}, not {place}")
+        require(bit == where[2], f"rank and weight are right, but bit {where[2]} is flipped, not {bit}")
+
+
+_FLIPPED = """
+for rank, replica in enumerate(replicas):
+    same = sum(torch.equal(replica, other) for other in replicas)
+    if same < 2:
+        other = replicas[rank - 1]
+        differ = replica.view(torch.int32) ^ other.view(torch.int32)
+        place = int(differ.nonzero()[0])
+        return rank, place, (int(differ[place]) & 0xFFFFFFFF).bit_length() - 1
+"""
+one_bit.refuses(
+    "the first that differs from rank 0",
+    "and you",
+    """
+for rank, replica in enumerate(replicas):
+    if not torch.equal(replica, replicas[0]):
+        differ = (replica.view(torch.int32) ^ replicas[0].view(torch.int32))
+        place = int(differ.nonzero()[0])
+        return rank, place, (int(differ[place]) & 0xFFFFFFFF).bit_length() - 1
+""",
+)
+one_bit.refuses("the sign forgotten", "is flipped, not", _FLIPPED.replace(" & 0xFFFFFFFF", ""))
+one_bit.refuses("counted from 1", "is flipped, not", _FLIPPED.replace(".bit_length() - 1", ".bit_length()"))
+one_bit.refuses("nothing is wrong", "return None", "return None")
+one_bit.refuses("hard-coded for the shown bit", "differs", "return 1, 2, 30")
