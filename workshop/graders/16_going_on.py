@@ -244,7 +244,7 @@ def who_may_begin(may_begin):
             require(not found, f"{case}: nobody here has the weights with which that round began")
 
 
-who_may_begin.refuses("anybody", "second model", "return True")
+who_may_begin.refuses("anybody", "at the door", "return True")
 who_may_begin.refuses("all or nobody", "may be dead", "return len(done) == replicas")
 who_may_begin.refuses("a majority", "done", "return 2 * len(done) > replicas")
 who_may_begin.refuses(
@@ -274,11 +274,13 @@ who_may_begin.refuses("hard-coded for the shown door", "done", "return done != [
     ],
 )
 def one_bit(flipped):
-    for healthy in (False, False, True, False):
+    for case in ("rank 0", "sign", "healthy", "any"):
+        healthy = case == "healthy"
         n, ranks = random.randint(20, 400), random.randint(3, 7)
         right = torch.randn(n)
         replicas = [right.clone() for _ in range(ranks)]
-        where = random.randrange(ranks), random.randrange(n), random.choice([31, random.randrange(31)])
+        rank = 0 if case == "rank 0" else random.randrange(1, ranks)
+        where = rank, random.randrange(n), 31 if case == "sign" else random.randrange(31)
         if not healthy:
             bits = replicas[where[0]].view(torch.int32)
             bits[where[1]] ^= -(2**31) if where[2] == 31 else 2 ** where[2]
@@ -314,7 +316,16 @@ for rank, replica in enumerate(replicas):
         return rank, place, (int(differ[place]) & 0xFFFFFFFF).bit_length() - 1
 """,
 )
-one_bit.refuses("the sign forgotten", "is flipped, not", _FLIPPED.replace(" & 0xFFFFFFFF", ""))
+one_bit.refuses(
+    "numbers, not bits",
+    "is flipped, not",
+    """
+for rank, replica in enumerate(replicas):
+    if sum(torch.equal(replica, other) for other in replicas) < 2:
+        place = int((replica != replicas[rank - 1]).nonzero()[0])
+        return rank, place, int(replica[place].abs().log2().nan_to_num())
+""",
+)
 one_bit.refuses("counted from 1", "is flipped, not", _FLIPPED.replace(".bit_length() - 1", ".bit_length()"))
-one_bit.refuses("nothing is wrong", "return None", "return None")
-one_bit.refuses("hard-coded for the shown bit", "differs", "return 1, 2, 30")
+one_bit.refuses("nothing is wrong", "and you return None", "return None")
+one_bit.refuses("hard-coded for the shown bit", "and you name", "return 1, 2, 30")
