@@ -64,7 +64,7 @@ share = Gap(
     "16.a",
     "Who computes what",
     "train_elastic.py",
-    minutes=7,
+    minutes=5,
     hints=[
         "A member takes every `members.size`-th sequence of `batch`, beginning with its own rank, as in lesson 02.",
         "Shares may be unequal, such as 6, 5 and 5: what each adds is a part of *the batch's* mean. A micro-batch of "
@@ -104,7 +104,7 @@ heal = Gap(
     "16.b",
     "A newcomer is healed",
     "train_elastic.py",
-    minutes=8,
+    minutes=6,
     hints=[
         "`members.gather(done, everybody=done == args.steps)` forms a round. It returns a list: the steps that each "
         "member has done, by rank, with -1 for a newcomer.",
