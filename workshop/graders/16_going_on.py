@@ -19,30 +19,7 @@ STEPS, KILLED_AFTER = 14, 3
 # 16.a and 16.b ------------------------------------------------------------------------------------------------------
 
 
-def with_a_death(folder: Path) -> Replicas:
-    """A job of three replicas, over; r0 was killed, and a new one came in before the last step.
-
-    The survivors stand still until the newcomer is at the door, however slowly it starts.
-    """
-    with Replicas(folder, f"--steps={STEPS}", "--sequence-s=0.02") as job:
-        job.until(rf"step {KILLED_AFTER} loss")
-        job.kill("r0")
-        job.until(rf"step {KILLED_AFTER + 2} loss")
-        job.pause("r1", "r2")
-        job.until_at_the_door("r0")
-        job.go_on("r1", "r2")
-        job.wait()
-    return job
-
-
-def tried(folder: Path) -> Replicas:
-    try:
-        return with_a_death(folder)
-    except RuntimeError as error:
-        raise Wrong(f"three replicas of which one is killed do not come to the end: {error}") from None
-
-
-def of_one_process(folder: Path) -> dict[int, float]:
+def losses_of_one_process(folder: Path) -> dict[int, float]:
     command = [sys.executable, "train.py", f"--steps={STEPS}", "--save=alone"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
@@ -50,14 +27,36 @@ def of_one_process(folder: Path) -> dict[int, float]:
     return {int(step): float(loss) for step, loss in re.findall(r"step (\d+) loss (\S+)", done.stdout)}
 
 
-def require_losses_of_one_process(job: Replicas, folder: Path, told: str) -> None:
-    alone = of_one_process(folder)
-    for _, step, found, members in job.steps():
-        require(step in alone, f"there is no step {step}: a step needs the number that all members have")
-        close = abs(found - alone[step]) < TOLERANCE
-        require(close, told.format(step=step, found=found, right=alone[step], members=members))
-    missing = alone.keys() - {step for _, step, *_ in job.steps()}
+def with_a_death(folder: Path, meant: str) -> Replicas:
+    """A job of three replicas, over, with the losses of one process; r0 was killed, and a new one came in.
+
+    The survivors stand still until the newcomer is at the door, however slowly it starts. A step with another
+    loss ends the job at once. `meant`: what to say of the steps after the newcomer came.
+    """
+    right, job = losses_of_one_process(folder), Replicas(folder, f"--steps={STEPS}", "--sequence-s=0.02")
+
+    def compare(when: str, first: int) -> None:
+        for _, step, loss, _ in job.steps():
+            told = f"{when} step {step} has the loss {loss:.4f}, and one process has {right.get(step, 0):.4f}"
+            require(step < first or abs(loss - right.get(step, 0)) < TOLERANCE, told)
+
+    with job:
+        try:
+            job.until(rf"step {KILLED_AFTER} loss")
+            compare("with three members", 0)
+            job.kill("r0")
+            job.until(rf"step {KILLED_AFTER + 2} loss")
+            job.pause("r1", "r2")
+            compare("with two members", KILLED_AFTER + 1)
+            job.until_at_the_door("r0")
+            job.go_on("r1", "r2")
+            job.wait()
+        except RuntimeError as error:
+            raise Wrong(f"three replicas of which r0 is killed do not come to the end: {error}") from None
+    compare(f"after a new r0 came, which {meant},", KILLED_AFTER + 3)
+    missing = right.keys() - {step for _, step, *_ in job.steps()}
     require(not missing, f"nobody prints the loss of step {min(missing, default=0)}")
+    return job
 
 
 share = Gap(
@@ -84,21 +83,24 @@ share = Gap(
 
 @share.look
 def the_loss_does_not_depend_on_deaths(folder):
-    told = "with {members} members step {step} prints the loss {found:.4f}, and one process has {right:.4f}"
-    require_losses_of_one_process(tried(folder), folder, told)
+    with_a_death(folder, "computes its share")
 
 
 _SHARE = share.lines
-share.refuses("all compute all", "with 3 members step 0", _SHARE.replace("[members.rank :: members.size]", ""))
-share.refuses("shares as at the start", "with 2 members step 4", _SHARE.replace("members.size", "args.replicas"))
-share.refuses("the mean of its own share", "with 3 members step 0", _SHARE.replace("len(batch)", "len(share)"))
+share.refuses("all compute all", "with three members step 0", _SHARE.replace("[members.rank :: members.size]", ""))
+share.refuses("shares as at the start", "with two members step 4", _SHARE.replace("members.size", "args.replicas"))
+share.refuses("the mean of its own share", "with three members step 0", _SHARE.replace("len(batch)", "len(share)"))
 share.refuses(
     "means of unequal shares",
-    "with 3 members step",
+    "with three members step",
     _SHARE.replace("/ len(batch)", "/ len(share) / members.size"),
 )
-share.refuses("no gradient", "with 3 members step 1", _SHARE.replace("part.backward()", "pass"))
-share.refuses("no weight for a micro-batch", "step 0", _SHARE.replace(" * len(micro_batch) / len(batch)", ""))
+share.refuses("no gradient", "with three members step 1", _SHARE.replace("part.backward()", "pass"))
+share.refuses(
+    "no weight for a micro-batch",
+    "with three members step 0",
+    _SHARE.replace(" * len(micro_batch) / len(batch)", ""),
+)
 
 heal = Gap(
     "16.b",
@@ -125,10 +127,7 @@ heal = Gap(
 
 @heal.look
 def all_end_with_the_same(folder):
-    job = tried(folder)
-    told = "after r0 came back, step {step} has the loss {found:.4f}, and one process has {right:.4f}: "
-    require_losses_of_one_process(job, folder, told + "who has the newest weights, and all that belongs to them?")
-    states = job.states()
+    states = with_a_death(folder, "needs the newest weights and all that belongs to them").states()
     require(len(states) == 3, f"only {', '.join(sorted(states))} came to the end")
     require(
         len(set(states.values())) == 1,
@@ -138,10 +137,10 @@ def all_end_with_the_same(folder):
 
 _HEAL = heal.lines
 heal.refuses("from rank 0", "newest weights", _HEAL.replace("steps.index(max(steps))", "0"))
-heal.refuses("nothing sent", "after r0 came back", _HEAL.replace("dist.broadcast(tensor, source)", "pass"))
+heal.refuses("nothing sent", "after a new r0 came", _HEAL.replace("dist.broadcast(tensor, source)", "pass"))
 heal.refuses(
     "weights alone",
-    "after r0 came back",
+    "after a new r0 came",
     _HEAL.replace("in state:", "in state[: len(list(model.parameters()))]:"),
 )
 heal.refuses("its own step", "do not come to the end", _HEAL.replace("done = max(0, *steps)", "done = max(0, done)"))

@@ -1,6 +1,6 @@
 """Trains the GPT of model.py on replicas that may die: the others go on, and heal those that come back.
 
-    python keep_going.py --replicas 3 train_elastic.py --steps 60
+python keep_going.py --replicas 3 train_elastic.py --steps 60
 """
 
 import argparse

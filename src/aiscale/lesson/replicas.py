@@ -128,6 +128,10 @@ class Replicas:
                 raise RuntimeError(f"{name} has not come to the door in {limit_s:.0f} s")
             time.sleep(0.02)
 
+    def pids(self) -> list[int]:
+        """Of the replicas that were started last."""
+        return list(self._pids.values())
+
     def steps(self) -> list[tuple[float, int, float, int]]:
         """(seconds since the start, step, loss, members) of each step that was taken, in order."""
         found, members = [], 0
