@@ -44,7 +44,8 @@ def main(args):
     with tempfile.TemporaryDirectory() as folder:  # of mode 700
         meet = args.meet or folder
         try:
-            replicas |= {number: start(number, args, meet) for number in range(args.replicas)}
+            for number in range(args.replicas):
+                replicas[number] = start(number, args, meet)
             while replicas:
                 time.sleep(0.02)
                 for number, replica in list(replicas.items()):
