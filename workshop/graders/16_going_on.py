@@ -150,7 +150,9 @@ heal.refuses(
 )
 heal.refuses("its own step", "who knows the step?", _HEAL.replace("done = max(0, *steps)", "done = max(0, done)"))
 heal.refuses(
-    "from the step before", "who knows the step?", _HEAL.replace("done = max(0, *steps)", "done = max(0, *steps) - 1")
+    "from the step before",
+    "with three members step 0",
+    _HEAL.replace("done = max(0, *steps)", "done = max(0, *steps) - 1"),
 )
 
 
