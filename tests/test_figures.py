@@ -85,6 +85,15 @@ def test_the_field_map_tells_what_a_rank_computes_from_what_it_holds_by_colour()
     assert all(b - a > 0.15 for a, b in pairwise(lightness)), "four greys that one can tell apart"
 
 
+def test_a_dead_replica_is_missing_in_one_round_and_its_share_is_not():
+    draw.rounds()
+    (ax,) = plt.gcf().axes
+    shares = [len(filled(ax, color)) for color in style.RANK_COLORS[:3]]
+    assert shares == [3, 2, 3]
+    said = [text.get_text() for text in ax.texts]
+    assert said.count("1/3 of the batch") == 6 and said.count("1/2 of the batch") == 2
+
+
 @pytest.mark.parametrize("world", [2, 3, 5])
 def test_the_ring_ends_with_all_sums_everywhere_after_2_n_minus_2_steps(world):
     states = draw.ring_states(world)

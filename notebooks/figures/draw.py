@@ -584,6 +584,26 @@ def bamboo(lost=None):
     view(ax, -1.3, 3 * RANKS - 1.7, -1.2, 1)
 
 
+def rounds():
+    """Three replicas in time: a round of all, one of those that live, and one with the newcomer, which is healed."""
+    ax = plt.subplots(figsize=(7.5, 2), layout="constrained")[1]
+    spans = ((0, 3.4, (0, 1, 2)), (4, 7.6, (0, 2)), (8.2, 11.4, (0, 1, 2)))
+    for number, (begin, end, members) in enumerate(spans, 1):
+        shares = f"1/{len(members)} of the batch"
+        for rank in members:
+            box(ax, begin, 2 - rank, end - begin, 0.62, style.RANK_COLORS[rank], shares, 9.5)
+        say(ax, (begin + end) / 2, 2.95, f"round {number}", 9.5, color=style.MUTED)
+    for rank in range(3):
+        say(ax, -0.2, 2.31 - rank, f"r{rank}", 9.5, ha="right", color=style.MUTED)
+    say(ax, 3.48, 1.31, "kill -9", 9.5, ha="left")
+    frame(ax, 4.9, 1, 2.4, 0.62, style.MUTED, linestyle=":")
+    say(ax, 6.1, 1.31, "a new r1 starts", 9)
+    say(ax, 7.38, 1.31, "door", 9, ha="left", color=style.MUTED)
+    arrow(ax, (8.1, 2.1), (8.1, 1.5))
+    say(ax, 8.1, -0.3, "r0 sends r1 weights, moments and step", 9)
+    view(ax, -0.8, 11.5, -0.5, 3.2, aspect="auto")
+
+
 def chunks(count=8, room=3):
     """Which chunks of weights a device has at each turn of a step, its second; a dot: the chunk has just come."""
     ax, here, turns = (
@@ -611,7 +631,7 @@ def chunks(count=8, room=3):
 
 
 SIMPLE = (rendezvous, broadcast_rounds, zero_stages, fsdp_step, mlp_cut, number_formats, waits, bamboo, chunks)
-SIMPLE += (thread_blocks, warp_reads, product_tiles, small_tape, encoder_decoder)
+SIMPLE += (rounds, thread_blocks, warp_reads, product_tiles, small_tape, encoder_decoder)
 DRAWINGS = {function.__name__: function for function in SIMPLE} | {
     "ring_reduce_scatter": partial(ring, 0),
     "ring_all_gather": partial(ring, 1),
