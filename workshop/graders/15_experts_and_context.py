@@ -18,6 +18,11 @@ dispatch = Gap(
     runs="train_experts.py",
     against="train_experts.py",
     against_ours=True,
+    explained={
+        "out of bounds": "`order` has places of choices, of which a token has K: divide by self.each",
+        "gloo": "as many rows come as others send, not as many as a rank sends: exchange the counts first",
+        "out of the backward pass": "gradients of rows that leave come back only through Exchange.apply",
+    },
     hints=[
         "Sorted by expert, choices are sorted by rank too, because a rank's experts follow each other. "
         "`argsort` says which choice comes first, and `order // self.each` of which token it is.",
@@ -41,28 +46,28 @@ _SUMS = "sent, received = (counts.view(self.ranks, -1).sum(1).tolist() for count
 _ROWS = "rows = Exchange.apply(tokens[order // self.each], sent, received)"
 dispatch.refuses(
     "in the order of the tokens",
-    "TODO",
+    "its place in the order",
     "order = torch.arange(chosen.numel(), device=chosen.device)\n" + _COUNTS + _SUMS + _ROWS,
 )
 dispatch.refuses(
     "the rows of other tokens",
-    "TODO",
+    "its place in the order",
     _ORDER + _COUNTS + _SUMS + _ROWS.replace("order // self.each", "order % len(tokens)"),
 )
 dispatch.refuses(
-    "a choice for a token", "TODO", _ORDER + _COUNTS + _SUMS + _ROWS.replace("order // self.each", "order")
+    "a choice for a token",
+    "divide by self.each",
+    _ORDER + _COUNTS + _SUMS + _ROWS.replace("order // self.each", "order"),
 )
-dispatch.refuses(
-    "as many as it sends", "TODO", _ORDER + "came = load\n" + _SUMS + _ROWS
-)
+dispatch.refuses("as many as it sends", "as many as a rank sends", _ORDER + "came = load\n" + _SUMS + _ROWS)
 dispatch.refuses(
     "no way back for gradients",
-    "TODO",
+    "only through Exchange.apply",
     _ORDER + _COUNTS + _SUMS + _ROWS.replace("Exchange.apply", "exchange"),
 )
 dispatch.refuses(
     "sorted by token",
-    "TODO",
+    "its place in the order",
     _ORDER + "order = order.sort().values\n" + _COUNTS + _SUMS + _ROWS,
 )
 
@@ -76,6 +81,10 @@ combine = Gap(
     runs="train_experts.py",
     against="train_experts.py",
     against_ours=True,
+    explained={
+        "Split sizes": "these are the lists of the way there: on the way back a rank sends what it received",
+        "'NoneType' and 'int'": "experts have no gradient: it reaches them only through Exchange.apply",
+    },
     hints=[
         "The way back is the way there, with the two lists exchanged.",
         "What comes back is in the order in which rows left: row j is choice `order[j]`. Which weight is its own?",
@@ -90,18 +99,30 @@ combine = Gap(
 _BACK = "back = Exchange.apply(answers, received, sent)\n"
 _WEIGHTED = "weighted = back * weight.flatten()[order, None]\n"
 _OUT = "out = torch.zeros_like(tokens).index_add(0, order // self.each, weighted)"
-combine.refuses("weights in another order", "TODO", _BACK + _WEIGHTED.replace("[order, None]", "[:, None]") + _OUT)
-combine.refuses("no weights", "TODO", _BACK + "weighted = back\n" + _OUT)
-combine.refuses("there once more", "TODO", _BACK.replace("received, sent", "sent, received") + _WEIGHTED + _OUT)
+combine.refuses(
+    "weights in another order", "its weight in the sum", _BACK + _WEIGHTED.replace("[order, None]", "[:, None]") + _OUT
+)
+combine.refuses("no weights", "its weight in the sum", _BACK + "weighted = back\n" + _OUT)
+combine.refuses(
+    "there once more",
+    "the lists of the way there",
+    _BACK.replace("received, sent", "sent, received") + _WEIGHTED + _OUT,
+)
 combine.refuses(
     "one answer of two",
-    "TODO",
+    "its weight in the sum",
     _BACK + _WEIGHTED + "out = torch.zeros_like(tokens).index_put((order // self.each,), weighted)",
 )
 combine.refuses(
-    "answers as they came", "TODO", _BACK + _WEIGHTED + "out = weighted.view(len(tokens), self.each, -1).sum(1)"
+    "answers as they came",
+    "its weight in the sum",
+    _BACK + _WEIGHTED + "out = weighted.view(len(tokens), self.each, -1).sum(1)",
 )
-combine.refuses("no way back for gradients", "TODO", _BACK.replace("Exchange.apply", "exchange") + _WEIGHTED + _OUT)
+combine.refuses(
+    "no way back for gradients",
+    "only through Exchange.apply",
+    _BACK.replace("Exchange.apply", "exchange") + _WEIGHTED + _OUT,
+)
 
 # 15.c ---------------------------------------------------------------------------------------------------------------
 
@@ -112,6 +133,9 @@ averaged = Gap(
     minutes=3,
     against="train_experts.py",
     against_ours=True,
+    explained={
+        "order of collectives": "the n-th call of a rank meets the n-th of the others, and their experts are others",
+    },
     hints=[
         "Which weights are on all ranks, and which on one?",
         "Rows of all ranks came to an expert, and their gradients followed. What is its gradient now: the sum over "
@@ -135,14 +159,20 @@ for name, weight in model.named_parameters():
 """
 averaged.refuses(
     "all averaged",
-    "TODO",
+    "meets the n-th",
     "for weight in model.parameters():\n    dist.all_reduce(weight.grad, dist.ReduceOp.AVG)",
 )
-averaged.refuses("experts left as they are", "TODO", _AVERAGE.replace("weight.grad /= world_size", "continue"))
-averaged.refuses("experts divided twice", "TODO", _AVERAGE.replace("/= world_size", "/= world_size**2"))
-averaged.refuses("the router, too", "TODO", _AVERAGE.replace('".experts." in name', '".experts." in name or "router" in name'))
-averaged.refuses("sums", "TODO", _AVERAGE.replace("ReduceOp.AVG", "ReduceOp.SUM"))
-averaged.refuses("nothing averaged", "TODO", "pass")
+averaged.refuses(
+    "experts left as they are", "2 times as large", _AVERAGE.replace("weight.grad /= world_size", "continue")
+)
+averaged.refuses("experts divided twice", "0.5 times as large", _AVERAGE.replace("/= world_size", "/= world_size**2"))
+averaged.refuses(
+    "the router, too",
+    "never averaged",
+    _AVERAGE.replace('".experts." in name', '".experts." in name or "router" in name'),
+)
+averaged.refuses("sums", "2 times as large", _AVERAGE.replace("ReduceOp.AVG", "ReduceOp.SUM"))
+averaged.refuses("nothing averaged", "never averaged", "pass")
 
 # 15.1 ---------------------------------------------------------------------------------------------------------------
 
@@ -305,9 +335,7 @@ def together(together):
         same(total, scores.logsumexp(-1), "the total", rtol=1e-9)
 
 
-together.refuses(
-    "the mean", "not the same weight", "return (out + new_out) / 2, torch.logaddexp(total, new_total)"
-)
+together.refuses("the mean", "not the same weight", "return (out + new_out) / 2, torch.logaddexp(total, new_total)")
 together.refuses("the sum", "its own denominator", "return out + new_out, torch.logaddexp(total, new_total)")
 together.refuses(
     "exponentials first",

@@ -110,7 +110,9 @@ def _of_experts(
     if not all(module.startswith(tuple(shared)) for module in apart):
         return None
     words = f"ranks {other} and {rank} share out parts such as {min(apart)}, and something is wrong"
-    remedy = "follow a row there and back: its place in the order, the counts, its weight in the sum"
+    remedy = (
+        "follow a row there and back: its place in the order, the counts, its weight in the sum"
+    )
     return Cause(f"{words} in what goes to them or comes back", remedy, EXPERTS)
 
 
