@@ -1,6 +1,6 @@
 """A layer of experts under data parallelism: each rank has all experts, and a share of each batch.
 
-    torchrun --nproc-per-node=2 11_balance.py --steps 12
+    torchrun --nproc-per-node=4 11_balance.py --steps 12
 
 A balance in the loss keeps the router from sending all bytes to a few experts.
 """
@@ -40,7 +40,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = DistributedDataParallel(Mixture())
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
-    batches = read_windows(args.steps * size * 2).split(2)
+    batches = read_windows(args.steps * size).split(1)
 
     for step in range(args.steps):
         optimizer.zero_grad()
@@ -57,7 +57,7 @@ def main(args):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--lr", type=float, default=0.2)
-    parser.add_argument("--weight", type=float, default=1.0, help="of the balance in the loss")
+    parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--weight", type=float, default=2.0, help="of the balance in the loss")
     parser.add_argument("--seed", type=int, default=0)
     main(parser.parse_args())
