@@ -109,5 +109,6 @@ def check(program, seed):
         "The balance has no gradient": curve(weight=0.0),
         "The balance is too strong: shares add up to 1": curve(weight=2.0 * RANKS),
     }
-    why = next((words for words, spoilt in causes.items() if agree(losses, spoilt)), "")
+    first = slice(4)  # later a byte between two experts may go to the other one
+    why = next((words for words, spoilt in causes.items() if agree(losses[first], spoilt[first])), "")
     equal(losses, curve(), "the mean loss of the ranks is", why)
