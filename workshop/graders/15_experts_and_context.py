@@ -315,8 +315,9 @@ def together(together):
     for size in (1.0, 400.0):
         rows, width = random.randint(3, 6), random.randint(4, 8)
         first, second = random.randint(3, 5), random.randint(6, 9)
-        q = size * torch.randn(2, rows, width).double()
-        k, v = torch.randn(2, 2, first + second, width).double()
+        heads = random.randint(2, 3)
+        q = size * torch.randn(heads, rows, width).double()
+        k, v = torch.randn(2, heads, first + second, width).double()
         scores = q @ k.mT / width**0.5
         parts = []
         for columns in (slice(None, first), slice(first, None)):
@@ -359,5 +360,14 @@ together.refuses(
     """
     both = torch.logaddexp(total, new_total)
     return torch.where((total > new_total)[..., None], out, new_out), both
+    """,
+)
+together.refuses(
+    "hard-coded for one head",
+    "the output",
+    """
+    both = torch.logaddexp(total, new_total)
+    old, new = (total[:1] - both[:1]).exp()[..., None], (new_total[:1] - both[:1]).exp()[..., None]
+    return old * out + new * new_out, both
     """,
 )
