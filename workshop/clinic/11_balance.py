@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from model import LM, read_windows
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 
 class Mixture(nn.Module):
@@ -34,11 +33,16 @@ class Mixture(nn.Module):
         return self.trunk.losses(h, windows).mean(), balance
 
 
+def average_gradients(model):
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad, dist.ReduceOp.AVG)
+
+
 def main(args):
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(args.seed)
-    model = DistributedDataParallel(Mixture())
+    model = Mixture()
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
     batches = read_windows(args.steps * size).split(1)
 
@@ -46,6 +50,7 @@ def main(args):
         optimizer.zero_grad()
         loss, balance = model(batches[step * size + rank])
         (loss + args.weight * balance).backward()
+        average_gradients(model)
         optimizer.step()
         means = torch.stack([loss.detach(), balance.detach()])
         dist.all_reduce(means, dist.ReduceOp.AVG)

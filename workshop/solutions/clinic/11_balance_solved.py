@@ -9,7 +9,7 @@ from torch import nn, optim
 RANKS = 4
 RIGHT = "c"
 REPLIES = {
-    "a": "An expert without bytes on a rank has the gradient 0 there, and DDP's mean with it is right: with `weight=0` "
+    "a": "An expert without bytes on a rank has the gradient 0 there, and the mean with it is right: with `weight=0` "
     "the losses are those of one process.",
     "b": "Other routers would choose other experts: the loss of step 0 would differ. It is right to the last digit.",
     "d": "All bytes are routed, and none is dropped: an expert takes as many as choose it.",
@@ -29,7 +29,7 @@ bytes prefer the others. The balance that is printed is too large, and it grows 
 rank are never as even as all together.
 
 With the load of all ranks, each rank's product has the right first factor. The second is a mean of equal shares, which
-DDP's mean of gradients completes. To average the scores as well breaks the gradient: what an all-reduce returns has
+the mean of gradients completes. To average the scores as well breaks the gradient: what an all-reduce returns has
 none. To average the balance itself changes a number that is printed, and nothing that is learned. Megatron-Core's
 `aux_loss` counts what a rank computes at once, `global_aux_loss` the whole batch.
 """
