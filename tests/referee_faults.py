@@ -167,7 +167,7 @@ FAULTS = {
         "train_experts.py",
         (("    dist.all_reduce(experts)\n", ""),),
         "gradient that the optimizer uses",
-        "clipped by the norm of its own",
+        "another gradient",
     ),
     "rows_in_another_order": Fault(
         "train_experts.py",
@@ -180,7 +180,7 @@ FAULTS = {
             ),
         ),
         "activation",
-        "a row there and back",
+        "share out parts",
     ),
     "copies_not_averaged": Fault(
         "train_tp_pp.py",
