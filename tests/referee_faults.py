@@ -163,6 +163,25 @@ FAULTS = {
         "clipped by the norm of its own",
         STAGES,
     ),
+    "norm_of_own_experts": Fault(
+        "train_experts.py",
+        (("    dist.all_reduce(experts)\n", ""),),
+        "gradient that the optimizer uses",
+        "another gradient",
+    ),
+    "rows_in_another_order": Fault(
+        "train_experts.py",
+        (
+            (
+                "from experts import Experts\n",
+                "import experts\nfrom experts import Experts\n\n"
+                "send = experts.exchange\n"
+                "experts.exchange = lambda rows, *counts: send(rows.flip(0), *counts)\n",
+            ),
+        ),
+        "activation",
+        "share out parts",
+    ),
     "copies_not_averaged": Fault(
         "train_tp_pp.py",
         (

@@ -454,7 +454,7 @@ REPORTS = {
     ),
     "experts: gradients not divided": Report(
         "TP and pipeline",
-        "experts.py",
+        "experts_by_hand.py",
         (
             (
                 '        if ".mine." in name:\n            weight.grad /= world\n',

@@ -271,6 +271,25 @@ def test_megatron_learns_on_every_grid_what_it_learns_on_one_rank(serial, cwd):
 
 
 @pytest.mark.extended
+def test_a_mixture_learns_on_ranks_what_it_learns_on_one_and_goes_on_with_others(serial, cwd):
+    one = train("train_experts.py", 1, cwd, f"--save={cwd / 'one'}", steps=8)
+    assert one[-1][1] < one[0][1] - 1
+    first = train("train_experts.py", 2, cwd, f"--save={cwd / 'ranks'}", steps=4)
+    assert_equal(first + train("train_experts.py", 4, cwd, f"--save={cwd / 'ranks'}", steps=8), one)
+
+
+@pytest.mark.extended
+def test_megatrons_experts_learn_on_eight_ranks_what_they_learn_on_one(serial, cwd):
+    alone = ["--tp=1", "--pp=1", "--ep=1", f"--save={cwd / 'alone'}"]
+    one = train("train_megatron_experts.py", 1, cwd, *alone, steps=3)
+    for ep in (2, 4):
+        found = train(
+            "train_megatron_experts.py", 8, cwd, f"--ep={ep}", f"--save={cwd / f'{ep}'}", steps=3
+        )
+        assert_equal(found, one)
+
+
+@pytest.mark.extended
 def test_megatron_refuses_stages_without_layers(cwd):
     command = [*TORCHRUN, "--nproc-per-node=3", SCRIPTS / "train_megatron.py", "--tp=1", "--pp=3"]
     done = start(*command, cwd=cwd)

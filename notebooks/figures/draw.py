@@ -408,6 +408,32 @@ def mlp_cut():
     view(ax, -0.1, left - 1.0, wide + 1.3, -0.7, names=names)
 
 
+def dispatch(choices=((0, 3), (5, 2), (4, 7), (6, 1))):
+    """A token of each of four ranks, in the rank's colour: to its two experts, and both answers back.
+
+    choices: the two experts of each rank's token; rank r holds experts 2 r and 2 r + 1.
+    """
+    ax, lines = style.new_axes(None, 7.5, 2.9), {"solid": 0, "dashed": 1}
+    columns = {"token": 0, "expert": 4.2, "sum": 8.4}
+    for rank, experts in enumerate(choices):
+        color, y = style.RANK_COLORS[rank], 3 * (3 - rank)
+        frame(ax, -1.1, y - 1.25, 10.7, 2.5, linewidth=0.8)
+        say(ax, -1.3, y, f"rank {rank}", 9, ha="right")
+        tile(ax, columns["token"], y, 1.5, 0.9, color, "token")
+        tile(ax, columns["sum"], y, 1.5, 0.9, color, "sum")
+        for look, at in lines.items():
+            mine, there = 2 * rank + at, experts[at]
+            of_mine = 3 * (3 - mine // 2) + 0.6 - 1.2 * (mine % 2)
+            tile(ax, columns["expert"], of_mine, 1.7, 0.8, WEIGHTS, f"expert {mine}")
+            of_there = 3 * (3 - there // 2) + 0.6 - 1.2 * (there % 2)
+            way = {"color": color, "width": 1.4, "linestyle": look}
+            arrow(ax, (0.8, y), (columns["expert"] - 0.9, of_there), **way)
+            arrow(ax, (columns["expert"] + 0.9, of_there), (columns["sum"] - 0.8, y), **way)
+    for x, word in ((2.1, "dispatch"), (6.3, "combine")):
+        say(ax, x, 10.75, word, 10)
+    view(ax, -2.6, 9.9, -1.5, 11.2, aspect="auto", names={"weights of an expert": WEIGHTS})
+
+
 def number_formats():
     """The bits of each format, its largest and smallest normal number, and the step from 1 to the next number."""
     fields = {"sign": "#4A4F58", "exponent (range)": "#F0AF00", "fraction (precision)": "#0068B8", "unread": "#E9ECF0"}
@@ -631,7 +657,7 @@ def chunks(count=8, room=3):
 
 
 SIMPLE = (rendezvous, broadcast_rounds, zero_stages, fsdp_step, mlp_cut, number_formats, waits, bamboo, chunks)
-SIMPLE += (rounds, thread_blocks, warp_reads, product_tiles, small_tape, encoder_decoder)
+SIMPLE += (rounds, dispatch, thread_blocks, warp_reads, product_tiles, small_tape, encoder_decoder)
 DRAWINGS = {function.__name__: function for function in SIMPLE} | {
     "ring_reduce_scatter": partial(ring, 0),
     "ring_all_gather": partial(ring, 1),

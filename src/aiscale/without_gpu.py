@@ -13,10 +13,10 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from queue import SimpleQueue
 from types import ModuleType
-from unittest.mock import patch
+from unittest.mock import MagicMock, patch
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -121,20 +121,29 @@ def _replacements() -> list[tuple[object, str, object]]:
     """(object, attribute, replacement on the CPU)."""
     from megatron.core.dist_checkpointing.strategies import filesystem_async
     from megatron.core.tensor_parallel import random
+    from megatron.core.transformer.moe import token_dispatcher
 
     return [
         (torch.cuda, "current_device", lambda: _CPU),
-        # Asked for in each reduction of gradients, and not used.
-        (torch.cuda, "current_stream", lambda *_: None),
+        # Reductions of gradients and experts ask for streams. On a CPU nothing runs beside.
+        (torch.cuda, "current_stream", MagicMock()),
+        (torch.cuda, "stream", lambda *_: nullcontext()),
+        (torch.cuda, "Stream", MagicMock()),
         (torch.cuda, "synchronize", lambda *_, **__: None),
         (torch.cuda, "get_rng_state", lambda *_, **__: torch.get_rng_state()),
         (torch.cuda, "manual_seed", torch.manual_seed),
         # Where a rank hands itself what it wrote. Else each starts a process for it, with all
         # imports: five seconds.
         (filesystem_async, "_results_queue", SimpleQueue()),
+        # It copies counts of rows on a stream of their own.
+        (token_dispatcher, "maybe_move_tensor_to_cpu", _on_the_cpu),
         (random, "_get_cuda_rng_state", lambda *_, **__: torch.get_rng_state()),
         (random, "_set_cuda_rng_state", lambda state, *_, **__: torch.set_rng_state(state)),
     ]
+
+
+def _on_the_cpu(tensor, as_numpy: bool = False, **_: object):
+    return tensor.numpy() if as_numpy and tensor is not None else tensor
 
 
 class _CudaMeansCpu(TorchFunctionMode):

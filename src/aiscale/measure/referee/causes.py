@@ -11,6 +11,7 @@ from aiscale.measure.referee.step import Step
 from aiscale.measure.referee.verdict import Cause
 
 DDP, FSDP, TENSOR, WRONG = "03_ddp", "05_fsdp", "06_tensor_pipeline", "09_when_it_goes_wrong"
+EXPERTS = "15_experts_and_context"
 
 DIVIDE_BY_MICRO_BATCHES = "divide each micro-batch's loss by their number"
 NO_GRADIENT = Cause(
@@ -101,6 +102,20 @@ def _missing(names: list[str]) -> Cause:
     return Cause(words, "deal out all layers, those that remain of a division too", TENSOR)
 
 
+def _of_experts(
+    apart: set[str], twice: list[tuple[str, int]], rank: int, other: int
+) -> Cause | None:
+    """Two ranks that differ only inside of blocks that both have: parts of them are shared out."""
+    shared = [f"{place}{number}." for place, number in twice]
+    if not all(module.startswith(tuple(shared)) for module in apart):
+        return None
+    words = f"ranks {other} and {rank} share out parts such as {min(apart)}, and something is wrong"
+    remedy = (
+        "follow a row there and back: its place in the order, the counts, its weight in the sum"
+    )
+    return Cause(f"{words} in what goes to them or comes back", remedy, EXPERTS)
+
+
 def _of_stages(step: Step) -> Cause | None:
     """Blocks of a pipeline that no stage has, or that a stage has without those between."""
     held, wanted = [_blocks(trace) for trace in step.many], _blocks(step.one[0])
@@ -110,7 +125,10 @@ def _of_stages(step: Step) -> Cause | None:
     modules = [set(trace["modules"]) for trace in step.many]
     for rank, blocks in enumerate(held):
         for other in range(rank):
-            if modules[rank] != modules[other] and (twice := sorted(blocks & held[other])):
+            apart = modules[rank] ^ modules[other]
+            if apart and (twice := sorted(blocks & held[other])):
+                if experts := _of_experts(apart, twice, rank, other):
+                    return experts
                 words = f"ranks {other} and {rank} are different stages"
                 words = f"{words}, and both have {twice[0][0]}{twice[0][1]}"
                 return Cause(words, "give each block to one stage", TENSOR)
