@@ -38,7 +38,8 @@ AGENDAS = {
     ]
     for name, table in re.findall(r"^### (.+)\n\n(\| at \|.*\n(?:\|.*\n)+)", PAGE, re.M)
 }
-DAY = dict.fromkeys(["One day", "Two days, first day", "Two days, second day", "A third day"], 480)
+TWO_DAYS = ("Two days, first day", "Two days, second day")
+DAY = dict.fromkeys(["One day", *TWO_DAYS, "A third day", "A fourth day"], 480)
 TOTALS = {"Two hours": 120, "Half a day": 240, **DAY}
 EXERCISES = {  # number: name, minutes
     number: (name, int(minutes))
@@ -64,6 +65,9 @@ def test_an_agenda_adds_up_to_its_time_and_breaks_after_75_minutes_at_most(name)
         assert at == f"{now // 60}:{now % 60:02}", what
         now += int(minutes)
         since = now if what in ("break", "lunch") else since
+        if deck := re.match(r"deck \[(\w+)\]", what):
+            about = (ROOT / f"slides/{deck[1]}.md").read_text()
+            assert f"\nminutes: {minutes}\n" in about, what
         assert now - since <= 75, what
         if block := re.match(r"\[(\d\d) .*?\]\(\S+\)(?:, without \*(\S+) · (.+)\*)?$", what):
             cuts = [
@@ -75,6 +79,19 @@ def test_an_agenda_adds_up_to_its_time_and_breaks_after_75_minutes_at_most(name)
                 cuts
             ) == bool(block[2]), what
     assert now - 9 * 60 == TOTALS[name]
+
+
+@pytest.mark.parametrize("name", [*TWO_DAYS, "A third day"])
+def test_each_half_of_a_day_has_an_open_half_hour_to_catch_up(name):
+    halves = "|".join("".join(row[1:]) for row in AGENDAS[name]).split("lunch")
+    assert len(halves) == 2 and all("|30open: " in half for half in halves)
+
+
+def test_two_days_have_eight_blocks_with_their_decks():
+    rows = [row[2] for name in TWO_DAYS for row in AGENDAS[name]]
+    blocks = [what[1:3] for what in rows if "(blocks/" in what]
+    decks = [what[6:8] for what in rows if what.startswith("deck ")]
+    assert blocks == decks and len(blocks) == 8
 
 
 @pytest.mark.parametrize("number", BLOCKS)
@@ -107,6 +124,7 @@ def test_an_agenda_has_the_lessons_that_its_lessons_need_and_those_up_to_radius_
     }
     days["Two days, second day"] = days["Two days, first day"] + days["Two days, second day"]
     days["A third day"] = days["Two days, second day"] + days["A third day"]
+    days["A fourth day"] = days["A third day"] + days["A fourth day"]
     for name, numbers in days.items():
         for at, number in enumerate(numbers):
             needs = LESSONS[number].header.needs
