@@ -13,8 +13,7 @@ import psutil
 import pytest
 
 from aiscale.lesson.replicas import Replicas
-from listening import beyond_loopback
-from ranks import wait_until
+from listening import beyond_loopback, environment
 
 SCRIPTS = Path(__file__).parents[1] / "workshop" / "your_own"
 
@@ -93,7 +92,8 @@ def test_two_deaths_cost_no_step_and_all_replicas_end_with_the_same_weights(tmp_
 
 
 @pytest.mark.extended
-def test_a_job_that_is_left_takes_its_replicas_with_it(tmp_path):
+def test_a_job_that_is_left_takes_its_replicas_with_it(tmp_path, monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     folder = tmp_path / "scripts"
     shutil.copytree(SCRIPTS, folder)
     with pytest.raises(RuntimeError, match="ended with status 2"), Replicas(folder, "--no") as job:
@@ -102,5 +102,7 @@ def test_a_job_that_is_left_takes_its_replicas_with_it(tmp_path):
         job.until("step 0 loss")
         pids = job.pids()
         assert len(pids) == 3 and all(map(psutil.pid_exists, pids))
-    wait_until(lambda: not any(map(psutil.pid_exists, pids)), 10, "all replicas ended")
+        if sys.platform == "linux":
+            assert environment(pids[0])["GLOO_SOCKET_IFNAME"] == "lo", "gloo listens there alone"
+    assert not any(map(psutil.pid_exists, pids)), "they ended before the block did"
     assert not job.meet.exists()
