@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -39,8 +40,20 @@ def test_a_newcomer_alone_begins_no_round(members, tmp_path):
 def test_one_who_knows_the_weights_goes_on_alone(members, tmp_path):
     survivor = members.Members(tmp_path / "meet", "r0", 3, patience_s=30)
     survivor._decide(1, {survivor.name: 7, "r1-1": 6})
+    (tmp_path / "meet/gone-r1-1").touch()
     assert survivor.gather(7) == [7] and (survivor.round, survivor.size) == (2, 1)
     survivor.leave()
+
+
+def test_who_lives_is_waited_for_until_it_counts_as_dead(members, tmp_path, monkeypatch):
+    """One who is first at the door must not train alone while another is on its way."""
+    monkeypatch.setattr(members, "DEAD_S", 1.5)
+    first = members.Members(tmp_path / "meet", "r0", 3, patience_s=30)
+    first._decide(1, {first.name: 7, "r1-1": 7})
+    began = time.monotonic()
+    assert first.gather(7) == [7]
+    first.leave()
+    assert time.monotonic() - began > 1.5
 
 
 def test_a_round_is_decided_once(members, tmp_path):

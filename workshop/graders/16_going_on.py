@@ -122,6 +122,7 @@ heal = Gap(
     solution="""
         steps = members.gather(done, everybody=done == args.steps)
         source = steps.index(max(steps))
+        done = -1  # half healed, it must not heal others
         for tensor in state:
             dist.broadcast(tensor, source)
         done = max(0, *steps)

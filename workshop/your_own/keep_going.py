@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from pathlib import Path
 
 BEGAN = time.monotonic()
 CARD = "lo0" if sys.platform == "darwin" else "lo"  # gloo listens there: no other machine can connect
@@ -51,6 +52,7 @@ def main(args):
                 for number, replica in list(replicas.items()):
                     if replica.poll() is None:
                         continue
+                    Path(meet, f"gone-r{number}-{replica.pid}").touch()  # the others need not wait for it
                     replica.said.join()
                     if replica.returncode > 0:
                         sys.exit(f"r{number} ended with status {replica.returncode}")

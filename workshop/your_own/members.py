@@ -2,6 +2,7 @@
 
 A round is a list of members with a process group of their own. It lasts until a member dies or somebody waits at
 the door; then all who live gather anew. Rounds have numbers, and whoever first links a round's file has decided it.
+A member of the round before is waited for, unless its agent has noted its end (gone-NAME) or it is silent for DEAD_S.
 """
 
 import json
@@ -49,7 +50,7 @@ class Members:
 
     def _agree(self, done, everybody):
         """Wait at the door for a round with us in it. Returns its number, and the steps of each member."""
-        asked, seen, changed = -1, {}, 0.0
+        asked, seen, changed, came = -1, {}, 0.0, 0.0
         until = time.monotonic() + self.patience_s
         while time.monotonic() < until:
             newest, members = self._newest()
@@ -58,12 +59,15 @@ class Members:
                 return newest, members
             if asked != newest:
                 self._write(f"door-{self.name}", {"after": newest, "done": done})
-                asked = newest
+                asked, came = newest, time.monotonic()
             waiting = self._waiting(newest)
             if waiting != seen:
                 seen, changed = waiting, time.monotonic()
             steps = list(waiting.values())
             complete = len(waiting) == self.replicas if everybody else may_begin(steps, members.values(), self.replicas)
+            late = self._alive(members) - waiting.keys()
+            if late and time.monotonic() - came < DEAD_S:
+                complete = False
             if complete and time.monotonic() - changed > GRACE_S:
                 self._decide(newest + 1, waiting)
             time.sleep(0.02)
@@ -71,6 +75,9 @@ class Members:
 
     def somebody_waits(self):
         return bool(self._waiting(self.round))
+
+    def _alive(self, members):
+        return {name for name in members if not (self.folder / f"gone-{name}").exists()}
 
     def _newest(self):
         """The newest round's number, and its members' steps; 0 before the first."""
