@@ -171,9 +171,11 @@ def test_each_gap_is_left_filled_and_checked_in_its_lesson():
         left = [id for id in left if id.startswith(number)]  # others show a place
         known = [id for id in GAPS if id.startswith(number)]
         assert sorted(left) == known, f"{notebook.name} leaves {left}"
-        assert re.findall(r'^check\("(\d\d\.[a-z])"\)', code, flags=re.MULTILINE) == left
+        # A gap that is taught first may stand below another in the script.
+        checked = re.findall(r'^check\("(\d\d\.[a-z])"\)', code, flags=re.MULTILINE)
+        assert sorted(checked) == known
         filled = re.findall(r"^%%fill \{folder\}/([\w.]+) (\d\d\.[a-z])$", code, flags=re.MULTILINE)
-        assert filled == [(GAPS[id].script, id) for id in left]
+        assert filled == [(GAPS[id].script, id) for id in checked]
 
 
 def test_each_gap_has_hints_and_refuses_the_usual_mistakes():

@@ -18,7 +18,7 @@ NOTEBOOKS = [*ROOT.glob("notebooks/**/*.ipynb"), *ROOT.glob("workshop/**/*.ipynb
 #: (%%write and %%change split before they fill in names.)
 SHELL_CELL = re.compile(r"%%(bash|sh|script|sx|!)")
 SHELL_LINE = re.compile(r"\s*(\w+ = )?(!|%%?(writefile|cd|run|sx|system)\b)")
-NUMBERS = {"n_steps", "n_ranks", "stage", "density", "interval"}
+NUMBERS = {"n_steps", "n_ranks", "stage", "density", "interval", "tp", "pp", "ep", "balance"}
 
 
 def unquoted(text: str) -> set[str]:

@@ -20,12 +20,9 @@ import traceback
 from datetime import timedelta
 from pathlib import Path
 
-os.environ["TORCH_FR_BUFFER_SIZE"] = "24"  # the newest entries of each rank
-os.environ["OMP_NUM_THREADS"] = "1"
-
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from torch._C import _distributed_c10d as c10d  # noqa: E402
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 RANKS, NODES = 64, 8
 STEPS = 12
@@ -165,6 +162,8 @@ def record(name: str, fault: dict) -> None:
 
 
 if __name__ == "__main__":
+    os.environ["TORCH_FR_BUFFER_SIZE"] = "24"  # the newest entries of each rank
+    torch.set_num_threads(1)
     OUT.mkdir(exist_ok=True)
     for name, fault in INCIDENTS:
         record(name, fault)

@@ -1,6 +1,8 @@
 """Trains the GPT of model.py on replicas that may die: the others go on, and heal those that come back.
 
-python keep_going.py --replicas 3 train_elastic.py --steps 60
+    python keep_going.py --replicas 3 train_elastic.py --steps 60
+
+It saves nothing: if all replicas die, it begins anew.
 """
 
 import argparse
