@@ -52,7 +52,8 @@ def main(args):
                 for number, replica in list(replicas.items()):
                     if replica.poll() is None:
                         continue
-                    Path(meet, f"gone-r{number}-{replica.pid}").touch()  # the others need not wait for it
+                    if os.path.isdir(meet):  # the others need not wait for it
+                        Path(meet, f"gone-r{number}-{replica.pid}").touch()
                     replica.said.join()
                     if replica.returncode > 0:
                         sys.exit(f"r{number} ended with status {replica.returncode}")
