@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from aiscale.cli import main
 from aiscale.measure.cases import find_mpiexec
 from aiscale.site import doctor
 from aiscale.site.doctor import GIB, Finding, _resources, alike, check_ranks, settings
@@ -84,6 +85,60 @@ def test_the_ranks_of_a_job_answer_together_and_those_bound_to_one_core_are_name
         "one rank of a node looks at it"
     )
     assert lines[-1] == "yes: this is ready to train"
+
+
+GIVEN = {"count": 4, "free": 60 * GIB, "fault": None}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "told"),
+    [
+        ({}, {}),
+        ({"count": 3}, {"GPUs": "torch sees 3 of 4"}),
+        ({"free": 40 * GIB}, {"GPU 2": "24.0 of 64.0 GiB are taken before anything runs"}),
+        ({"fault": "device-side assert"}, {"GPU 2": "device-side assert"}),
+        ({"fault": 0.5}, {"GPU 2": "a product of two matrices of ones is wrong"}),
+    ],
+)
+def test_a_gpu_that_lacks_is_taken_or_computes_wrong_is_named(gpus, told, monkeypatch):
+    """GPUs of a node are played by this CPU; number 2 is the bad one."""
+    import torch
+
+    has = GIVEN | gpus
+    multiply = torch.Tensor.__matmul__
+
+    def memory(device):
+        return has["free"] if device.index == 2 else 60 * GIB, 64 * GIB
+
+    def ones(*shape, device, **options):
+        return torch.full(shape, 1.0 + device.index, device="cpu")
+
+    def product(a, b):
+        bad = a[0, 0] == 3  # of GPU 2
+        if bad and isinstance(has["fault"], str):
+            raise RuntimeError(has["fault"])
+        right = multiply(torch.ones_like(a), torch.ones_like(b))
+        return right + has["fault"] if bad and has["fault"] else right
+
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: has["count"])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", memory)
+    monkeypatch.setattr(torch, "ones", ones)
+    monkeypatch.setattr(torch.Tensor, "__matmul__", product)
+    monkeypatch.setattr(doctor, "PRODUCT_SIDE", 8)
+    assert {one.name: one.text for one in doctor.each_gpu() if one.state == "wrong"} == told
+
+
+def test_a_node_answers_for_itself(capsys, monkeypatch):
+    monkeypatch.setenv("SLURMD_NODENAME", "node7")
+    assert main(["doctor", "--node"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "ready node7"
+    lacking = Finding("limits", "wrong", "200 open files", "ulimit -n 4096")
+    monkeypatch.setattr(doctor, "examine", lambda: iter([lacking]))
+    assert main(["doctor", "--node"]) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and "node7 ✗ limits" in said.err
 
 
 def test_a_wrong_sum_is_a_problem(monkeypatch):

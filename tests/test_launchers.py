@@ -665,6 +665,13 @@ def test_a_node_that_is_not_ready_by_itself_is_named_and_ends_the_job(
     assert says in job.log and alone(job) == 1 and len(job.steps()) == 1 - ends
 
 
+def test_a_chain_that_trains_with_a_bad_node_all_the_same_ends_with_its_run(tmp_path):
+    env = {"HOSTS": "node1 node2 node3", "BAD": "node2", "AISCALE_DOCTOR": "lenient"}
+    job = Job(tmp_path, "frontier/ddp.sbatch", nodes=3, AISCALE_CHAIN="first", **env)
+    assert job.finish()[0] == 0 and len(job.steps()) == 1
+    assert (tmp_path / "runs/.over-77").read_text() == "job 77 ended with status 0\n"
+
+
 def test_without_the_doctor_nobody_looks(tmp_path):
     job = Job(tmp_path, "frontier/ddp.sbatch", nodes=3, AISCALE_DOCTOR="off")
     assert job.finish()[0] == 0 and alone(job) == 0 and len(job.steps()) == 1

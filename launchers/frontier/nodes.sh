@@ -31,12 +31,14 @@ nodes_check() { # its status is 1 where training should not begin
   nodes_say "not ready: $bad"
   if [ "$((2 * count))" -gt "$SLURM_NNODES" ]; then
     nodes_say "more than half of the nodes: look at what nodes share first, such as $ENVIRONMENT"
-  elif [ -n "${AISCALE_NOTE_SAVED:-}" ]; then
-    printf '%s\n' stopped "bad $bad" >> "$AISCALE_NOTE_SAVED"
   else
     nodes_say "tell the centre, and do without: sbatch --exclude=$bad"
   fi
-  [ "${AISCALE_DOCTOR:-}" = lenient ]
+  if [ "${AISCALE_DOCTOR:-}" = lenient ]; then return 0; fi
+  if [ -n "${AISCALE_NOTE_SAVED:-}" ] && [ "$((2 * count))" -le "$SLURM_NNODES" ]; then
+    printf '%s\n' stopped "bad $bad" >> "$AISCALE_NOTE_SAVED" # the chain goes on, without them
+  fi
+  return 1
 }
 
 if [ "${AISCALE_DOCTOR:-}" != off ]; then nodes_check; fi

@@ -22,13 +22,16 @@ PARTS = {
     "mlp.linear_fc1": "up",
     "mlp.linear_fc2": "down",
 }
-#: ... and GPT-NeoX', which keeps a head's query, key and value together, too.
+#: These have rows that only pad the vocabulary.
+PADDED = ("embedding.word_embeddings.weight", "output_layer.weight")
+#: GPT-NeoX' names outside of the blocks ...
 NEOX = {
     "embedding.word_embeddings.weight": "gpt_neox.embed_in.weight",
     "decoder.final_norm.weight": "gpt_neox.final_layer_norm.weight",
     "decoder.final_norm.bias": "gpt_neox.final_layer_norm.bias",
     "output_layer.weight": "lm_head.weight",
 }
+#: ... and in them. It keeps a head's query, key and value together, as Megatron-Core does.
 NEOX_PARTS = {
     "input_layernorm": "input_layernorm",
     "self_attention.linear_qkv": "attention.query_key_value",
@@ -44,8 +47,7 @@ def as_ours(theirs, shape):
     ours = {}
     for name, tensor in theirs.items():
         if name in NAMES:
-            padded = name in ("embedding.word_embeddings.weight", "output_layer.weight")
-            ours[NAMES[name]] = tensor[: shape.vocabulary] if padded else tensor
+            ours[NAMES[name]] = unpadded(name, tensor, shape)
             continue
         block, part, kind = parted(name)
         if part == "self_attention.linear_qkv":
@@ -62,14 +64,17 @@ def as_neox(theirs, shape):
     found = {}
     for name, tensor in theirs.items():
         if name in NEOX:
-            padded = name in ("embedding.word_embeddings.weight", "output_layer.weight")
-            found[NEOX[name]] = tensor[: shape.vocabulary] if padded else tensor
+            found[NEOX[name]] = unpadded(name, tensor, shape)
         else:
             block, part, kind = parted(name)
             found[f"gpt_neox.layers.{block}.{NEOX_PARTS[part]}.{kind}"] = tensor
     if shape.tied:
         found["lm_head.weight"] = found["gpt_neox.embed_in.weight"]
     return found
+
+
+def unpadded(name, tensor, shape):
+    return tensor[: shape.vocabulary] if name in PADDED else tensor
 
 
 def parted(name):

@@ -71,10 +71,13 @@ def sourced(place: Site) -> dict[str, str]:
     unchained = [name for name, qos in rules.qos.items() if not qos.may_chain]
     unchained += [rules.qos_prefix + name for name in unchained if rules.qos_prefix]
     gpus = ' --gpus-per-node="$SLURM_GPUS_PER_NODE"' if place.node.gpus else ""
-    page = "README.md beside it"
-    why = page if place.name in SHIPPED else f"src/aiscale/site/profiles/{place.name}.toml"
-    values = {"site": place, "srun": srun, "unchained": " ".join(unchained), "gpus": gpus}
-    values["why"] = why
+    values = {
+        "site": place,
+        "srun": srun,
+        "gpus": gpus,
+        "unchained": " ".join(unchained),
+        "why": "README.md beside it" if place.name in SHIPPED else f"the profile {place.name}.toml",
+    }
     files = ["site.sh", "nodes.sh", "chain.sh", *(["unpack.sh"] if place.shell.unpack else [])]
     return {name: _finish(templates().get_template(f"{name}.j2").render(values)) for name in files}
 
