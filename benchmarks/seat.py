@@ -21,13 +21,12 @@ import sys
 import tempfile
 import time
 import uuid
-from contextlib import suppress
 from pathlib import Path
 
 from common import arguments, check, finish, machine_facts, table
 
 from aiscale import lesson
-from aiscale.processes import kill_marked, marked
+from aiscale.processes import kill_marked, marked, pss_bytes
 
 GIB = 2**30
 PROGRAMS = Path(sys.executable).parent
@@ -36,16 +35,6 @@ INTERVAL_S = 0.25
 SERVER_S = 60  #: after which a server that is used by nobody holds what it needs
 MOST_GIB = {"07_3d_parallelism": 2.5}
 USUAL_GIB = 2.0
-
-
-def pss_bytes(pid: int) -> int:
-    """0 if the process has ended."""
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            name, value, *_ = line.split()
-            if name == "Pss:":
-                return 1024 * int(value)
-    return 0
 
 
 def watched(command: list, cwd: Path, limit_s: float = math.inf, leave_out: bool = True) -> dict:

@@ -43,14 +43,17 @@ def launch(
     env: Mapping[str, str] | None = None,
     *,
     preload: Sequence[str] = (),
+    stdout: int = 1,
 ) -> int:
     """Run `python ARGV` as `nproc` connected ranks and wait.
 
     Returns the exit status, 0 only if every rank's was 0. `env` is added to this process's
-    environment. `preload`: modules that the ranks need (`processes.start_python`).
+    environment. `preload`: modules that the ranks need; `stdout`: where they print
+    (`processes.start_python`).
     """
     interrupted = False
-    with start_ranks(nproc, argv, env, preload=preload) as ranks, _passing_on_signals(ranks):
+    started = start_ranks(nproc, argv, env, preload=preload, stdout=stdout)
+    with started as ranks, _passing_on_signals(ranks):
         while True:
             try:
                 return _wait(ranks, quiet=interrupted)
@@ -71,6 +74,7 @@ def start_ranks(
     env: Mapping[str, str] | None = None,
     *,
     preload: Sequence[str] = (),
+    stdout: int = 1,
 ) -> Iterator[list[BaseProcess]]:
     """The processes of `launch`, for as long as the `with` block runs."""
     store = private.new_store()
@@ -81,7 +85,10 @@ def start_ranks(
     try:
         for rank in range(nproc):
             its_env = env | rank_environment(rank, nproc)
-            ranks.append(start_python(argv, its_env, preload=preload, name=f"rank {rank}"))
+            started = start_python(
+                argv, its_env, preload=preload, name=f"rank {rank}", stdout=stdout
+            )
+            ranks.append(started)
         yield ranks
     finally:
         stop(ranks)

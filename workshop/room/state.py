@@ -41,7 +41,7 @@ class Room:
         seats, now = self.kept["seats"], time.time()
         if not SEAT.fullmatch(seat) or (seat not in seats and len(seats) == MOST_SEATS):
             raise HTTPError(400)
-        stands = {"at": "", "moved": now, "tries": 0, "hand": None, "place": ""}
+        stands = {"at": "", "moved": now, "tries": 0, "hand": None, "place": "", "ready": False}
         sends = {"posts": POSTS_AT_ONCE, "last": now, "bytes": 0}
         about = seats.setdefault(seat, stands | sends)
         posts = min(POSTS_AT_ONCE, about["posts"] + (now - about["last"]) * POSTS_A_SECOND)
@@ -59,13 +59,14 @@ class Room:
         if what == "hand":
             about |= {"hand": now if name else None, "place": name[:40]}
             return
+        ready = name == "ready" if what == "seat" else about["ready"]
         at = f"{sent['lesson'][:40]} · {name}"
         right = what == "check" and sent["state"] == "right"
         tries = min(int(sent["tries"]), 999) if what == "check" and not right else 0
         moved = self._vote(seat, sent) if what == "guess" else right
         if moved or at != about["at"]:
             about["moved"] = now
-        about |= {"at": at, "tries": tries, "hand": None if right else about["hand"]}
+        about |= {"at": at, "tries": tries, "hand": None if right else about["hand"], "ready": ready}
 
     def _vote(self, seat: str, sent: dict) -> bool:
         """Whether a seat's vote is another one now. Who has measured votes no more."""
@@ -76,7 +77,7 @@ class Room:
             raise ValueError("not a question")
         guess, truth = (checked(about, sent[name]) for name in ("guess", "truth"))
         id = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:12]
-        asked = {**about, "stage": HIDDEN, "since": time.time(), "votes": {}}
+        asked = {**about, "stage": HIDDEN, "votes": {}}
         question = self.kept["questions"].setdefault(id, asked)
         vote = question["votes"].setdefault(seat, {"first": None, "second": None, "truth": None})
         before = dict(vote)
@@ -89,20 +90,19 @@ class Room:
 
     def wall(self, id: str) -> dict:
         """What the wall shows: of the question with this id, or of the newest, what its stage allows."""
-        seats, questions = len(self.kept["seats"]), self.kept["questions"]
-        # Those that a fifth of the room has come to: a seat alone puts nothing on the wall.
-        asked = [id for id, question in questions.items() if 5 * len(question["votes"]) >= seats]
-        asked.sort(key=lambda id: questions[id]["since"])
+        seats, questions = self.kept["seats"].values(), self.kept["questions"]
+        # Those that a fifth of the room has come to, the newest last: a seat alone puts nothing on the wall.
+        asked = [id for id, question in questions.items() if 5 * len(question["votes"]) >= len(seats)]
         id = id if id in asked else (asked or [""])[-1]
-        return {"seats": seats, "ids": asked, "id": id} | (shown(questions[id]) if id else {})
+        counts = {"seats": len(seats), "ready": sum(about["ready"] for about in seats)}
+        return counts | {"ids": asked, "id": id} | (shown(questions[id]) if id else {})
 
     def helpers(self) -> list[dict]:
         """A row for each seat: raised hands first, then who has not moved for longest."""
         now, rows = time.time(), []
         for seat, about in self.kept["seats"].items():
-            minutes = {"minutes": round((now - about["moved"]) / 60)}
-            hand = {"hand": about["hand"] and round((now - about["hand"]) / 60)}
-            rows.append({"seat": seat, **about, **minutes, **hand})
+            hand = about["hand"] and round((now - about["hand"]) / 60)
+            rows.append(about | {"seat": seat, "hand": hand, "minutes": round((now - about["moved"]) / 60)})
         return sorted(rows, key=lambda row: (row["hand"] is None, -row["minutes"]))
 
     def turn(self, id: str, stage: int) -> None:

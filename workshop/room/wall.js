@@ -40,9 +40,9 @@ function words({ seats, stage, guessed, again, form, truth, said, held }) {
 
 async function show() {
   room = await ask(`wall?id=${wanted}`);
-  const { ids, id, seats, stage } = room;
+  const { ids, id, seats, ready, stage } = room;
   document.body.dataset.stage = id ? stage : "";
-  const [count, note] = id ? words(room) : [`${seats} seats are here`, ""];
+  const [count, note] = id ? words(room) : [`${ready} of ${seats} seats are ready`, ""];
   const keys = `→ ${NEXT[stage] || ""} · ← back · t truth · ↑ ↓ question ${ids.indexOf(id) + 1} of ${ids.length}`;
   const texts = { lesson: room.lesson || "", name: room.name || "No guess yet", count, said: note, keys };
   Object.entries(texts).forEach(([place, text]) => say(place, text));

@@ -8,6 +8,7 @@ from aiscale.lesson.guesses import MiB, predict
 from aiscale.lesson.notebook import Header, LessonError, Notebook, notebooks, read
 from aiscale.lesson.room import hand
 from aiscale.lesson.runner import Execution, execute
+from aiscale.lesson.seat import check_seat
 
 # A lesson's `!torchrun` inherits both.
 environment.shorten_temporary_folder()

@@ -16,8 +16,10 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Literal, TextIO
 
 import psutil
@@ -52,6 +54,7 @@ SETTINGS = (
     "SLURM_GPU_BIND",
 )
 LEAST_MEMORY_GIB = 2.5  # the eight ranks of lesson 07
+CGROUPS = "/sys/fs/cgroup"  # where Linux keeps the limits of containers and jobs
 LEAST_FILES = 1024  # every rank has connections to its neighbours and files of its loader open
 LEAST_SPACE_GIB = 2
 ALL_REDUCE_BYTES = 16 * 2**20
@@ -81,6 +84,7 @@ def examine() -> Iterator[Finding]:
     yield _packages()
     yield _devices()
     yield from _resources()
+    yield _loopback()
     yield _own_name()
     yield from _temporary_folder()
     yield from settings(os.environ)
@@ -142,19 +146,52 @@ def _trouble(device) -> str:
         return str(error).splitlines()[0]
 
 
+def free_memory_bytes() -> int:
+    """What is free on this machine, and in the job or container in which this process runs."""
+    return min([psutil.virtual_memory().available, *_left_in_groups()])
+
+
+def _left_in_groups(membership: str = "/proc/self/cgroup") -> Iterator[int]:
+    """What each control group (version 2) of this process may still take, where it has a limit.
+
+    Files that are read through the page cache count as taken, but give way: `inactive_file`.
+    """
+    with suppress(OSError):
+        own = Path(membership).read_text().rpartition("0::/")[2].strip()
+        group = Path(CGROUPS, own)
+        for folder in (group, *group.parents):
+            with suppress(OSError, ValueError):
+                most = int((folder / "memory.max").read_text())  # `max` is no limit
+                taken = int((folder / "memory.current").read_text())
+                stat = dict(line.split() for line in (folder / "memory.stat").open())
+                yield most - taken + int(stat["inactive_file"])
+
+
+def _loopback() -> Finding:
+    """Kernels, ranks and their notebook talk over ports of this machine's loopback."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=5).close()
+    except OSError as error:
+        text = f"no connection to a port of 127.0.0.1 ({error.strerror or error})"
+        return Finding("loopback", "wrong", text, "let 127.0.0.1 through this machine's firewall")
+    return Finding("loopback", "ok", "ports of 127.0.0.1 can be opened and reached")
+
+
 def _resources() -> Iterator[Finding]:
     cores, memory = len(usable_cores()), psutil.virtual_memory()
+    free_bytes = free_memory_bytes()
     few = "" if cores > 1 else "ranks will take turns: give this job at least 2 cores"
     yield Finding("cores", "warning" if few else "ok", f"{cores} of {os.cpu_count()} usable", few)
     little = (
         ""
-        if memory.available > LEAST_MEMORY_GIB * GIB
+        if free_bytes > LEAST_MEMORY_GIB * GIB
         else f"the lessons want {LEAST_MEMORY_GIB} GiB free"
     )
     # the same on all nodes of a job, so that it is told once
     text = f"{memory.total / GIB:.0f} GiB"
     if little:
-        text = f"{memory.available / GIB:.1f} of {text} free"
+        text = f"{free_bytes / GIB:.1f} of {text} free"
     yield Finding("memory", "warning" if little else "ok", text, little)
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     remedy = "" if files >= LEAST_FILES else f"ulimit -n {min(most, 4096) if most > 0 else 4096}"
@@ -291,9 +328,14 @@ def run(args: argparse.Namespace) -> int:
         print(finding.line(), flush=True)
         wrong |= finding.state == "wrong"
     if args.nproc > 1:
-        wrong |= launch(args.nproc, ["-m", "aiscale.site.doctor", args.device]) != 0
+        wrong |= launch(args.nproc, as_rank(args.device, args.patience)) != 0
     print(_verdict(wrong))
     return int(wrong)
+
+
+def as_rank(device: str, patience_s: float = COME_UP_S) -> list[str]:
+    """What `launch` starts: ranks that meet, all-reduce and print what they found."""
+    return ["-m", "aiscale.site.doctor", device, str(patience_s)]
 
 
 def _as_node() -> int:
@@ -344,4 +386,4 @@ def _verdict(wrong: bool) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(_as_rank(sys.argv[1], look=False))
+    sys.exit(_as_rank(sys.argv[1], look=False, patience_s=float(sys.argv[2])))
