@@ -126,10 +126,15 @@ def _start(seat: Seat, room_url: str) -> None:
     home.mkdir()
     env = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")}
     env |= {f"JUPYTER_{kind}_DIR": str(home / kind) for kind in ("CONFIG", "DATA", "RUNTIME")}
-    env |= {MARK: seat.mark, "AISCALE_ROOM": room_url, "OMP_WAIT_POLICY": "PASSIVE"}
+    env |= {
+        MARK: seat.mark,
+        "JUPYTER_TOKEN": seat.mark,
+        "AISCALE_ROOM": room_url,
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
     env |= {"PATH": os.pathsep.join([str(programs), os.environ.get("PATH", os.defpath)])}
     command = [programs / "jupyter-lab", "--no-browser", "--allow-root"]
-    command += ["--ServerApp.ip=127.0.0.1", "--ServerApp.port=0", "--IdentityProvider.token="]
+    command += ["--ServerApp.ip=127.0.0.1", "--ServerApp.port=0"]
     command += [f"--ServerApp.root_dir={seat.folder}"]
     with (home / "log").open("wb") as log:
         subprocess.Popen(command, cwd=seat.folder, env=env, stdout=log, stderr=log)
@@ -199,7 +204,7 @@ async def _take_part(seat: Seat, lesson: str, path: str, sources: list[str]) -> 
     """Run a lesson's cells on a kernel of this seat; the first that fails ends the lesson."""
     began = time.monotonic()
     try:
-        async with Kernel(seat.address, path) as kernel:
+        async with Kernel(seat.address, seat.mark, path) as kernel:
             for source in sources:
                 cell_began = time.monotonic()
                 error = await asyncio.wait_for(kernel.run(source), CELL_S)
@@ -216,8 +221,9 @@ async def _take_part(seat: Seat, lesson: str, path: str, sources: list[str]) -> 
 class Kernel:
     """A notebook's kernel on a Jupyter server, by the protocol that JupyterLab speaks."""
 
-    def __init__(self, address: str, path: str) -> None:
+    def __init__(self, address: str, token: str, path: str) -> None:
         self.address, self.path = address, path
+        self.options = {"headers": {"Authorization": f"token {token}"}, "connect_timeout": START_S}
 
     async def __aenter__(self) -> Kernel:
         about = {"path": self.path, "name": Path(self.path).name, "type": "notebook"}
@@ -226,7 +232,7 @@ class Kernel:
         self.session, kernel = made["id"], made["kernel"]["id"]
         channels = self.address.replace("http", "ws", 1) + f"api/kernels/{kernel}/channels"
         self.line = await websocket_connect(
-            HTTPRequest(channels, connect_timeout=START_S), max_message_size=MOST_MESSAGE_BYTES
+            HTTPRequest(channels, **self.options), max_message_size=MOST_MESSAGE_BYTES
         )
         return self
 
@@ -235,13 +241,12 @@ class Kernel:
         await self._asks("DELETE", f"api/sessions/{self.session}")
 
     async def _asks(self, method: str, path: str, body: str | None = None) -> bytes:
-        request = HTTPRequest(
-            self.address + path, method, body=body, connect_timeout=START_S, request_timeout=START_S
-        )
+        options = self.options | {"request_timeout": START_S}
+        request = HTTPRequest(self.address + path, method, body=body, **options)
         return (await AsyncHTTPClient().fetch(request)).body
 
     async def run(self, source: str) -> str:
-        """Run a cell to its end; the last line of its error, empty if there is none."""
+        """Run a cell to its end; what went wrong in a line, empty if nothing did."""
         id = uuid.uuid4().hex
         header = {"msg_id": id, "msg_type": "execute_request", "version": "5.3"}
         header |= {"session": self.session, "username": "rehearsal"}
@@ -262,5 +267,15 @@ class Kernel:
                 replied = True
                 if content["status"] != "ok":
                     error = f"{content.get('ename')}: {content.get('evalue')}".splitlines()[0]
+            elif answer["msg_type"] == "display_data":
+                error = error or _not_right(content)
             idle |= answer["msg_type"] == "status" and content["execution_state"] == "idle"
         return error
+
+
+def _not_right(content: dict) -> str:
+    """What a `check` found, if it was not right: it raises nothing."""
+    facts = content["metadata"].get("aiscale", {})
+    if "check" in facts and facts["state"] != "right":
+        return content["data"]["text/plain"].splitlines()[0]
+    return ""
