@@ -154,6 +154,19 @@ def test_helpers_see_who_fails_where_and_raised_hands_first(served):
     assert [row["hand"] for row in served.rows()] == [None] * 3, "help has come"
 
 
+def test_the_room_counts_the_seats_that_are_ready(served):
+    said = {"what": "seat", "lesson": "00_start_here", "name": "ready"}
+    for seat in SEATS[:3]:
+        assert served.post(seat, said) == 200
+    assert served.post(SEATS[3], said | {"name": "not ready: memory, disk"}) == 200
+    assert (served.shows()["ready"], served.shows()["seats"]) == (3, 4)
+    lacks = next(row for row in served.rows() if row["seat"] == SEATS[3])
+    assert lacks["at"] == "00_start_here · not ready: memory, disk"
+    assert served.post(SEATS[3], said) == 200
+    assert served.post(SEATS[0], NUMBER | {"guess": 3}) == 200
+    assert served.shows()["ready"] == 4, "mended, and a guess takes nothing away"
+
+
 def test_a_token_opens_only_what_it_is_for(served):
     for url in (served.seats, f"{served.wall}x", served.wall.partition("#")[0]):
         for method, path in (("GET", "wall"), ("GET", "helpers"), ("POST", "wall")):
