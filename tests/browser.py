@@ -32,7 +32,9 @@ _OPTIONS = (
 )
 
 _KEY_CODES = {
+    "Tab": 9,
     "Enter": 13,
+    "Escape": 27,
     "End": 35,
     "Home": 36,
     "ArrowLeft": 37,

@@ -13,13 +13,23 @@ import numpy as np
 import pytest
 
 from aiscale.lesson import progress
-from browser import Browser, find_browser, served
+from browser import Browser, Page, find_browser, served
 from puzzle_answers import WRONG
 
 WORKSHOP = Path(__file__).parents[1] / "workshop"
+PICTURE = WORKSHOP.parent / "build/puzzle.png"
 sys.path.insert(0, str(WORKSHOP / "puzzles"))
 
-from simulated import SimulationError, best_answers, checking  # noqa: E402
+from simulated import (  # noqa: E402
+    SimulationError,
+    arrays,
+    best_answers,
+    checking,
+    machine,
+    problems,
+    ranks,
+    trial,
+)
 from simulated import __main__ as making  # noqa: E402
 from simulated import page as playing  # noqa: E402
 from simulated.machine import Costs  # noqa: E402
@@ -118,39 +128,141 @@ def test_a_deadlock_names_who_waits_for_whom_and_where():
     assert "rank 2 has waited since 0 s for a message from rank 0\n    line " in str(raised.value)
 
 
+# In a web page -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def without_numpy(monkeypatch):
+    """As in a browser: neither NumPy nor torch."""
+    for module in (machine, problems, ranks, trial):
+        monkeypatch.setattr(module, "np", arrays)
+    monkeypatch.setattr(problems, "by_torch", problems.by_hand)
+
+
+@pytest.mark.parametrize("name", PUZZLES)
+def test_without_numpy_and_torch_answers_are_judged_as_with_them(name, without_numpy):
+    assert checking.check(name, best_answers()[name][0]).state == "right"
+    for _, old, new, said in WRONG[name]:
+        outcome = checking.check(name, changed(name, old, new))
+        assert outcome.state == "wrong" and said in outcome.text
+
+
+def test_gradients_by_hand_are_those_of_torch():
+    training = problems.Training(np.random.default_rng(0), layers=3, samples=2)
+    for linear in ((), (1,)):
+        of_torch, of_hand = (by(training, linear) for by in (problems.by_torch, problems.by_hand))
+        for (weights, first), (mine, my_first) in zip(of_torch, of_hand, strict=True):
+            assert np.allclose(weights, mine) and np.allclose(first, my_first)
+
+
+def test_the_page_has_the_notebooks_texts_and_stubs_and_none_of_the_answers():
+    told = playing.texts()
+    assert [each["name"] for each in told["puzzles"]] == list(best_answers())
+    stub = {each["name"]: each["stub"] for each in told["puzzles"]}
+    assert all(
+        text.endswith('raise NotImplementedError("write this program")\n') for text in stub.values()
+    )
+    zero_bubble = next(each for each in told["puzzles"] if each["name"] == "zero-bubble")
+    for helper in ("forward", "backward", "backward_weights"):
+        assert f"def {helper}(rank" in zero_bubble["given"]
+    assert "<math" in json.dumps(told) and "$" not in told["puzzles"][1]["text"]
+
+
+def page_program(name: str) -> tuple[str, str, str]:
+    """(function, given, our answer) of a puzzle, as the page sends them."""
+    about = next(each for each in playing.texts()["puzzles"] if each["name"] == name)
+    return about["function"], about["given"], best_answers()[name][1].rpartition("check(")[0]
+
+
+def test_a_loop_without_end_is_stopped_and_its_line_named(monkeypatch):
+    monkeypatch.setattr(playing, "MOST_LINES", 10_000)
+    did = json.loads(
+        playing.attempt("ring", "ring", "", "def ring(rank):\n    while True:\n        x = 1\n")
+    )
+    assert "stopped after 10,000 lines, in line " in did["text"] and not did["solved"]
+    did = json.loads(playing.attempt("ring", "ring", "", "def other(rank):\n    pass\n"))
+    assert did["text"] == "your text does not define ring, which every rank is to run"
+    did = json.loads(playing.attempt("ring", "ring", "", "def ring(rank):\n    return rank.\n"))
+    assert did["text"].startswith("SyntaxError: ") and did["text"].endswith("(line 2)")
+
+
+TITLE = "document.getElementById('title').textContent"
+ENDLESS = (
+    "import itertools\ndef ring(rank):\n    sum(itertools.count())"  # none of its lines repeats
+)
+
+
+def write_program(page: Page, program: str) -> None:
+    box = "document.getElementById('program')"
+    page.evaluate(f"{box}.value = {json.dumps(program)}")
+    page.evaluate(f"{box}.dispatchEvent(new Event('input'))")
+
+
 @pytest.mark.extended
 @pytest.mark.skipif(
     not find_browser() or not shutil.which("npm"), reason="no chromium or no npm on this machine"
 )
-def test_a_reader_plays_the_ring_in_a_page(tmp_path):
+def test_a_reader_plays_all_puzzles_in_a_page(tmp_path):
     playing.write(tmp_path / "page")
-    ring = best_answers()["ring"][1].rpartition("check(")[0]
+    ring = page_program("ring")[2]
     _, old, new, said = WRONG["ring"][0]
     waits = "def ring(rank):\n    return [rank.recv((rank.index + 1) % rank.world_size)]"
+    tries = {
+        None: "not solved yet",
+        ring.replace(old, new): said,
+        waits: "deadlock",
+        "def ring(rank):\n    while True:\n        pass": "lines, in line ",
+        ENDLESS: "Stopped after 15 s: does a loop never end?",
+        ring: "solved",
+    }
     with served(tmp_path / "page") as address, Browser(tmp_path) as browser:
         page = browser.page()
-        page.goto(f"{address}/puzzle.html")
+        page.goto(f"{address}/puzzle.html#ring")
         page.wait("document.body.dataset.ready", timeout_s=240)
-        tries = {
-            None: "not solved yet",
-            ring.replace(old, new): said,
-            waits: "deadlock",
-            ring: "solved",
-        }
-        for k, (program, answer) in enumerate(tries.items(), 1):
-            page.evaluate(
-                f"document.getElementById('program').value = {json.dumps(program)}"
-                if program
-                else "0"
-            )
+        count = 0
+
+        def answer(program: str | None) -> str:
+            nonlocal count
+            count += 1
+            if program:
+                write_program(page, program)
+            page.wait("!document.getElementById('run').disabled", timeout_s=240)
             page.evaluate("document.getElementById('run').click()")
-            page.wait(f"document.body.dataset.tries == {k}", timeout_s=60)
-            shown = page.evaluate("document.getElementById('said').textContent")
-            assert answer in shown, (program, shown)
+            page.wait(f"document.body.dataset.tries == {count}", timeout_s=120)
+            return page.evaluate("document.getElementById('said').textContent")
+
+        for program, expected in tries.items():
+            shown = answer(program)
+            assert expected in shown, (program, shown)
         assert "time 6 s (target 6), memory 5 GB" in shown
-        assert page.evaluate("document.querySelectorAll('#drawing .bar').length") == 24, (
-            "6 messages of each of 4 ranks"
+        bars = "document.querySelectorAll('#drawing .bar').length"
+        assert page.evaluate(bars) == 24, "6 messages of each of 4 ranks"
+        page.screenshot(PICTURE)
+
+        for name in PUZZLES:
+            page.evaluate(f"location.hash = {json.dumps(name)}")
+            about = next(each for each in playing.texts()["puzzles"] if each["name"] == name)
+            page.wait(f"{TITLE} === {json.dumps(about['title'])}")
+            assert answer(page_program(name)[2]).startswith("solved\n"), name
+        titles = "[...document.querySelectorAll('nav button')].map(button => button.textContent)"
+        assert all(title.startswith("✓") for title in page.evaluate(titles))
+
+        page.evaluate("location.hash = 'ddp'")
+        page.wait(f"{TITLE}.startsWith('3 ')")
+        page.evaluate("document.getElementById('again').click()")
+        page.press("Control+End")
+        page.press("Tab")
+        page.type("kept")
+        assert page.evaluate("document.activeElement.id") == "program", "Tab stays in the editor"
+        page.evaluate("location.reload()")
+        page.wait(f"document.body?.dataset.ready && {TITLE}.startsWith('3 ')")
+        assert page.evaluate("document.getElementById('program').value").endswith(
+            'program")\n    kept'
         )
+        page.evaluate("document.getElementById('program').focus()")
+        page.press("Escape")
+        page.press("Tab")
+        assert page.evaluate("document.activeElement.id") != "program", "the keyboard is not caught"
         hosts = page.evaluate(
             "performance.getEntriesByType('resource').map(entry => new URL(entry.name).host)"
         )

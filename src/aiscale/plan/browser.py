@@ -81,19 +81,24 @@ def write_page(out: Path) -> str:
     """Write the page, the package and Pyodide to a folder; returns a line on how to open it."""
     require_writable(out, "--page")
     out.mkdir(parents=True, exist_ok=True)
-    here = Path(__file__).parent
     with zipfile.ZipFile(out / "aiscale.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("aiscale/__init__.py", "")
-        archive.writestr(f"aiscale/{TABLE.name}", TABLE.read_bytes())
-        for file in [here.parent / "errors.py", *sorted(here.rglob("*.*"))]:
-            if file.suffix in (".py", ".toml") and LEFT_OUT not in file.parts:
-                archive.writestr(str(file.relative_to(here.parents[1])), file.read_bytes())
-    shutil.copyfile(here / "page.html", out / "index.html")
+        pack(archive)
+    shutil.copyfile(Path(__file__).with_name("page.html"), out / "index.html")
     fetch_pyodide(out)
     return (
         f"{out / 'index.html'}: open it through a web server, "
         f"such as python -m http.server --directory {out}"
     )
+
+
+def pack(archive: zipfile.ZipFile) -> None:
+    """Put what the planner needs of this package into an archive."""
+    here = Path(__file__).parent
+    archive.writestr("aiscale/__init__.py", "")
+    archive.writestr(f"aiscale/{TABLE.name}", TABLE.read_bytes())
+    for file in [here.parent / "errors.py", *sorted(here.rglob("*.*"))]:
+        if file.suffix in (".py", ".toml") and LEFT_OUT not in file.parts:
+            archive.writestr(str(file.relative_to(here.parents[1])), file.read_bytes())
 
 
 def fetch_pyodide(out: Path) -> None:

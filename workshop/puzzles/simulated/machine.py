@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import linecache
 import threading
 import traceback
@@ -11,11 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from aiscale.lesson import LessonError
 from aiscale.plan.cost import Event
-
-with contextlib.suppress(ImportError):  # a web page has none
-    import numpy as np
 
 
 class SimulationError(LessonError):

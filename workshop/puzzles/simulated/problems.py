@@ -1,11 +1,12 @@
 """The puzzles: what the ranks hold at first, what must be true at the end, and the targets.
 
 Each function draws new numbers and returns (world, verify); verify(returned) says what is wrong, or nothing. Gradients
-are held to those of torch, on one process.
+are held to those of torch, on one process; in a web page to the chain rule's, which a test holds to torch's.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 
 import numpy as np
@@ -22,23 +23,17 @@ WIDTH = 4
 
 
 class Training:
-    """A model of square layers, data, and the gradients of each sample by torch's autograd."""
+    """A model of square layers, data, and the gradients of each sample."""
 
     def __init__(self, rng: np.random.Generator, layers: int, samples: int, linear: tuple[int, ...] = ()) -> None:
-        import torch  # here, because it loads slowly
-
         self.weights = rng.normal(size=(layers, WIDTH, WIDTH)) * 0.6
         self.x, self.targets = rng.normal(size=(2, samples, WIDTH))
-        weights = [torch.tensor(w, requires_grad=True) for w in self.weights]
-        x = torch.tensor(self.x, requires_grad=True)
         self.gradients = np.empty((samples, layers, WIDTH, WIDTH))
-        for i in range(samples):
-            h = x[i]
-            for layer, w in enumerate(weights):
-                h = w @ h if layer in linear else torch.tanh(w @ h)
-            found = torch.autograd.grad(((h - torch.tensor(self.targets[i])) ** 2).sum() / 2, [*weights, x])
-            self.gradients[i] = [g.numpy() for g in found[:-1]]
-            self.x_gradient = found[-1][0].numpy()  # of the first sample
+        found = (by_hand if importlib.util.find_spec("torch") is None else by_torch)(self, linear)
+        for i, (of_weights, of_input) in enumerate(found):
+            self.gradients[i] = of_weights
+            if i == 0:
+                self.x_gradient = of_input
 
     def give(self, rank: Rank, samples: range, *, inputs: bool = True) -> None:
         """The micro-batches of a rank and their targets."""
@@ -54,6 +49,42 @@ class Training:
         for layer in layers:
             data = self.weights[layer].copy()
             rank.parameters[layer] = rank.give(f"parameters of layer {layer}", "parameters", gb, data, layer=layer)
+
+
+Found = list[tuple[list[np.ndarray], np.ndarray]]  #: of each sample the gradients of all weights, and of its input
+
+
+def by_torch(training: Training, linear: tuple[int, ...]) -> Found:
+    """By autograd, which knows nothing of how the simulated ranks compute."""
+    import torch  # here, because it loads slowly
+
+    weights = [torch.tensor(w, requires_grad=True) for w in training.weights]
+    found = []
+    for x, target in zip(training.x, training.targets, strict=True):
+        first = h = torch.tensor(x, requires_grad=True)
+        for layer, w in enumerate(weights):
+            h = w @ h if layer in linear else torch.tanh(w @ h)
+        loss = ((h - torch.tensor(target)) ** 2).sum() / 2
+        *of_weights, of_input = (g.numpy() for g in torch.autograd.grad(loss, [*weights, first]))
+        found.append((of_weights, of_input))
+    return found
+
+
+def by_hand(training: Training, linear: tuple[int, ...]) -> Found:
+    """By the chain rule, for a web page, which has no torch."""
+    found = []
+    for x, target in zip(training.x, training.targets, strict=True):
+        inputs, h = [], x
+        for layer, w in enumerate(training.weights):
+            inputs.append(h)
+            h = w @ h if layer in linear else np.tanh(w @ h)
+        of_weights, dy, out = [], h - target, h
+        for layer in reversed(range(len(inputs))):
+            inner = dy if layer in linear else dy * (1 - out**2)
+            of_weights.insert(0, np.outer(inner, inputs[layer]))
+            dy, out = training.weights[layer].T @ inner, inputs[layer]
+        found.append((of_weights, dy))
+    return found
 
 
 def _data_parallel(world: World, rng: np.random.Generator) -> Training:
@@ -109,7 +140,8 @@ def explain(got: np.ndarray, want: np.ndarray, known: dict[str, np.ndarray]) -> 
         if ratio:
             return name if np.isclose(ratio, 1) else f"{ratio:.3g} times {name}"
     right = [np.allclose(*rows) for rows in zip(got, want, strict=True)]
-    if any(right) and not got[~np.array(right)].any():
+    others = [row for row, fine in zip(got, right, strict=True) if not fine]
+    if any(right) and not any(row.any() for row in others):
         return "the right gradient in one part only: the others are as they were before"
     return "another gradient"
 

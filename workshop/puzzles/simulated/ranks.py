@@ -11,17 +11,15 @@ Messages arrive one after another. Values are real arrays, so a wrong answer is 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
+
+import numpy as np
 
 from aiscale.plan import cost
 from simulated.machine import Machine, Message, SimulationError, line_of_program
 
 _SHORT = {"all_reduce": "sum", "reduce_scatter": "rs", "all_gather": "ag"}
 MOST_WORK = 5000  #: pieces of work of a rank, against loops without end
-
-with contextlib.suppress(ImportError):  # a web page has none
-    import numpy as np
 
 
 class Value:

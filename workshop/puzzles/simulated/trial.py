@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Callable
+
+import numpy as np
 
 from simulated.chunks import Case, Puzzle
 from simulated.machine import SimulationError
 from simulated.world import World
-
-with contextlib.suppress(ImportError):  # a web page has none
-    import numpy as np
 
 UNITS = {"time": "s", "memory": "GB", "sent": "GB"}
 
