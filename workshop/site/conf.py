@@ -47,7 +47,7 @@ HERE = Path(__file__).parent
 COLAB, COLAB_URL = ("00_start_here", "03_ddp"), "https://colab.research.google.com"  #: lessons with a set-up there
 # What runs in a reader's browser, from a web server; the workflows that publish the site write these pages.
 PLAY = """Two pages run Python in yours: <a href="play/index.html">the planner</a>, and
-<a href="play/puzzle.html">a puzzle</a> in which you program four ranks."""
+<a href="play/puzzle.html">eleven puzzles</a> in which you program the ranks."""
 
 
 def lesson(path: Path) -> dict[str, str]:

@@ -29,7 +29,8 @@ function show(name) {
   $("after").innerHTML = puzzle.after;
   $("after").hidden = !kept("solved");
   editor.value = kept("text") ?? puzzle.stub;
-  $("drawing").replaceChildren();
+  $("introductions").firstChild.open = puzzle === puzzles[0];
+  draw(null);
   if (worker.isReady) say("Ready.");
   list();
 }
@@ -158,6 +159,7 @@ $("again").onclick = () => {
 
 // The picture --------------------------------------------------------------------------------------------------------
 
+const KINDS = { forward: "forward", backward: "backward", weights: "gradients of the parameters", optimizer: "update", communication: "sent" };
 const LEFT = 64;
 const WIDE = 620;
 
@@ -170,6 +172,7 @@ function make(name, about, text = "") {
 
 function draw(picture) {
   $("drawing").replaceChildren();
+  $("legend").replaceChildren();
   if (!picture) return;
   const { ranks, end, targets, bars, arrows, stuck, memory } = picture;
   const last = Math.max(1, end, targets.time ?? 0);
@@ -178,7 +181,7 @@ function draw(picture) {
   const shares = bars.some((bar) => bar[4] === "communication");
   const tall = works && shares ? 62 : 40;
   const bottom = ranks * tall + 26;
-  const whole = bottom + 20 + (memory.length ? 130 : 0);
+  const whole = bottom + 20 + (memory.length ? 150 : 0);
   const svg = make("svg", { role: "img", "aria-label": "what each rank does, over time", viewBox: `0 0 ${LEFT + WIDE + 26} ${whole}` });
   const tip = make("marker", { id: "tip", viewBox: "0 0 6 6", refX: 5, refY: 3, markerWidth: 6, markerHeight: 6, orient: "auto" });
   tip.append(make("path", { d: "M0 0 L6 3 L0 6 z", fill: "context-stroke" }));
@@ -210,6 +213,17 @@ function draw(picture) {
   if (targets.time) target(svg, x(targets.time), 14, x(targets.time), bottom, `target ${targets.time} s`, x(targets.time) - 84, 13);
   if (memory.length) drawMemory(svg, memory, targets.memory, x, bottom + 34, last);
   $("drawing").append(svg);
+  explain(new Set(bars.map((bar) => bar[4])));
+}
+
+function explain(kinds) {
+  for (const [kind, words] of Object.entries(KINDS)) {
+    if (!kinds.has(kind)) continue;
+    const [sample, entry] = [document.createElement("i"), document.createElement("span")];
+    sample.style.background = `var(--${kind})`;
+    entry.append(sample, words);
+    $("legend").append(entry);
+  }
 }
 
 function target(svg, x1, y1, x2, y2, text, x, y) {
@@ -222,7 +236,9 @@ function drawMemory(svg, memory, most, x, top, last) {
   const highest = 1.15 * Math.max(...peaks, most);
   const y = (gb) => top + 100 * (1 - gb / highest);
   const fullest = peaks.indexOf(Math.max(...peaks));
-  memory.forEach((steps, rank) => {
+  const others = memory.keys().filter((rank) => rank !== fullest);
+  [...others, fullest].forEach((rank) => {
+    const steps = memory[rank];
     const path = steps.map(([at, gb], i) => `${i ? `H${x(at)}` : `M${x(at)} ${y(gb)}`} V${y(gb)}`).join(" ");
     svg.append(make("path", { class: `memory${rank === fullest ? " fullest" : ""}`, d: `${path} H${x(last)}` }));
   });
@@ -236,7 +252,6 @@ function drawMemory(svg, memory, most, x, top, last) {
 $("introductions").innerHTML = introductions
   .map(({ title, text }) => `<details><summary>${title}</summary>${text}</details>`)
   .join("");
-$("introductions").firstChild.open = true;
 start();
 show(location.hash.slice(1));
 addEventListener("hashchange", () => show(location.hash.slice(1)));

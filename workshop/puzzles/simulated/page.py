@@ -200,7 +200,7 @@ def _html(cell: dict) -> str:
     from mdit_py_plugins.dollarmath import dollarmath_plugin
 
     if cell["cell_type"] == "code":
-        return f"<pre><code>{html.escape(cell['source'])}</code></pre>"
+        return f'<pre tabindex="0"><code>{html.escape(cell["source"])}</code></pre>'
     markdown = MarkdownIt("commonmark", {"html": True}).enable("table")
     markdown.use(dollarmath_plugin, renderer=lambda text, _: latex2mathml.converter.convert(text))
     return markdown.render(cell["source"])
