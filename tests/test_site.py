@@ -24,14 +24,33 @@ def make(target: str, folder: Path, *words: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
 
 
-ASKED = """
-from aiscale.lesson import predict
-sent = predict("bytes sent", None, unit="bytes")
-print(f"{2**21:,} on the way")
-sent.against(2**21)
-predict("what waits", None, choices=["rank 0", "all ranks"]).against("all ranks")
-predict.card()
-"""
+#: Cells as a lesson has them: a question, its form, what is done, the measurement, its reading.
+ASKED = [
+    "How many bytes are sent?",
+    """from aiscale.lesson import predict
+sent = predict("bytes sent", None, unit="bytes")""",
+    "Between: all of 2 MiB goes out.\n\nA second paragraph between.",
+    'print(f"{2**21:,} on the way")',
+    "The question of the grid stays in view.",
+    'grid = predict("who holds it", [[None, None]], rows="rank", columns="chunk")',
+    "They do it:",
+    """sent.against(2**21)
+print("behind the truth")""",
+    "The reading says 2 MiB again.\n\n### The next heading\n\nWhat follows it stays in view.",
+    """predict("what waits", None, choices=["rank 0", "all ranks"]).against("all ranks")
+grid.against([[7, 8]])
+predict.card()""",
+]
+
+
+def asked() -> nbformat.NotebookNode:
+    cells = []
+    for source in ASKED:
+        is_code = "predict" in source or "print(" in source or ".against" in source
+        make_cell = nbformat.v4.new_code_cell if is_code else nbformat.v4.new_markdown_cell
+        cells.append(make_cell(source))
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    return nbclient.NotebookClient(notebook, kernel_name="python3").execute()
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +58,7 @@ def site(tmp_path_factory):
     """The site of notebooks that have not been run, but for a cell with two predictions."""
     folder = tmp_path_factory.mktemp("site")
     notebook = nbformat.read(ROOT / LESSON, as_version=4)
-    asked = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(ASKED)])
-    notebook.cells += nbclient.NotebookClient(asked, kernel_name="python3").execute().cells
+    notebook.cells += asked().cells
     (folder / "build/notebooks").mkdir(parents=True)
     nbformat.write(notebook, folder / "build" / LESSON)
     programs = os.path.relpath(Path(sys.executable).parent, ROOT)  # without the spaces of ROOT
@@ -99,22 +117,40 @@ def test_links_between_pages_lead_somewhere(site):
 
 @pytest.mark.skipif(not find_browser(), reason="no chromium on this machine")
 def test_a_reader_guesses_in_the_page_before_it_shows_what_was_measured(site, tmp_path):
+    tells = ["2 MiB (", "2,097,152 on the way", "all of 2 MiB", "behind the truth", "reading says"]
+    stays = ["How many bytes are sent?", "question of the grid", "next heading", "What follows it"]
     with Browser(tmp_path) as browser:
         page = browser.page()
         page.goto((site / LESSON).with_suffix(".html").as_uri())
-        page.wait("document.querySelectorAll('.truth.hidden').length === 2")
-        assert "2 MiB (" not in page.text()
-        assert "2,097,152 on the way" not in page.text(), "what is printed on the way is folded"
+        page.wait("document.querySelectorAll('.truth.hidden').length === 3")
+        text = page.text()
+        assert [words for words in tells if words in text] == []
+        assert [words for words in stays if words not in text] == []
+        buttons = "[...document.querySelectorAll('button.folded')].filter(b => b.checkVisibility())"
+        before = page.evaluate(f"{buttons}.length")
         page.evaluate("document.querySelector('form.guess input').value = '2.1 MiB'")
         page.evaluate("document.querySelector('form.guess button').click()")
-        assert (
-            "you said 2.1 MiB: 1.05 times what was measured" in page.text()
-            and "2 MiB (" in page.text()
-            and "2,097,152 on the way" in page.text()
-        )
-        assert not page.evaluate("document.querySelector('button.folded')")
+        text = page.text()
+        assert "you said 2.1 MiB: 1.05 times what was measured" in text
+        assert [words for words in tells if words not in text] == ["behind the truth"][:0]
+        assert page.evaluate(f"{buttons}.length") < before
         page.evaluate("document.querySelector('form.guess button[value=\"rank 0\"]').click()")
         assert "not rank 0" in page.text() and "1 of 2 right or close" in page.text()
+        page.evaluate("document.querySelector('form.guess.grid button').click()")
+        assert not page.evaluate("document.querySelector('button.folded, .truth.hidden')")
+        assert "1 of 2 right or close" in page.text(), "a grid on paper is not judged"
+
+
+@pytest.mark.skipif(not find_browser(), reason="no chromium on this machine")
+def test_who_does_not_guess_may_look_behind_each_fold(site, tmp_path):
+    with Browser(tmp_path) as browser:
+        page = browser.page()
+        page.goto((site / LESSON).with_suffix(".html").as_uri())
+        page.wait("document.querySelectorAll('.truth.hidden').length === 3")
+        page.evaluate("document.querySelector('button.folded').click()")
+        text = page.text()
+        assert "all of 2 MiB" in text and "A second paragraph between." in text, "one run of text"
+        assert "2 MiB (" not in text and "2,097,152" not in text
 
 
 @pytest.fixture(scope="module")

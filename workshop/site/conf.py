@@ -133,16 +133,17 @@ def ask(app) -> None:
 
 
 def form(name: str, text: str) -> str:
-    """A prediction's form: a button for each choice, a field for a number; a grid is for the notebook."""
+    """A prediction's form: a button for each choice, a field for a number; a grid is filled on paper."""
     choices = re.findall(r"^  \d+  (.*)$", text, flags=re.M)
-    if "each cell" in text:
-        field = "<small>a grid, to be filled in the notebook</small>"
+    grid = "each cell" in text
+    if grid:
+        field = "<small>a grid: fill it on paper</small><button>I have it</button>"
     elif choices:
         field = "".join(f'<button value="{html.escape(choice)}">{html.escape(choice)}</button>' for choice in choices)
     else:
         field = '<input aria-label="your guess" placeholder="12, 3.5 MiB, ..."><button>guess</button>'
     name = html.escape(name)
-    return f'<form class="guess" data-name="{name}"><b>{name}?</b> {field} <output></output></form>'
+    return f'<form class="guess{" grid" * grid}" data-name="{name}"><b>{name}?</b> {field} <output></output></form>'
 
 
 def mathml(display: str):

@@ -20,47 +20,86 @@ addEventListener("DOMContentLoaded", () => {
     return [close, `you said ${guess}: ${ratio === 1 ? "exactly right" : `${+ratio.toPrecision(3)} times what was measured`}`];
   }
 
-  // Outputs on the way from a guess to its truth may tell it: they are folded until there is a guess.
+  // Outputs and texts on the way from a guess to its truth may tell it, and so may what the truth's own cell shows and the
+  // text that reads it: they are folded until there is a guess. Code and headings stay.
+  const article = document.querySelector("article") ?? document.body;
   const follows = (one, other) => one.compareDocumentPosition(other) === Node.DOCUMENT_POSITION_FOLLOWING;
-  const outputs = [...document.querySelectorAll(".cell_output > *")].filter((output) => !output.querySelector("form.guess, .truth"));
-  const between = (form, truth) => outputs.filter((output) => follows(form, output) && follows(output, truth));
-  const folds = new Map();
+  const outputs = [...article.querySelectorAll(".cell_output > *")].filter((output) => !output.querySelector("form.guess, .truth"));
+  const notText = "section, .cell, h1, h2, h3, h4, h5, h6, script, span[id]";
+  const texts = [...article.querySelectorAll("section > *")].filter((text) => !text.matches(notText) && !asksNext(text));
+  const between = (form, truth) => [...outputs, ...texts].filter((part) => follows(form, part) && follows(part, truth));
 
-  function fold(output) {
-    folds.set(output, (folds.get(output) ?? 0) + 1);
-    if (folds.get(output) > 1) return;
+  function nextCell(text) {
+    let next = text.nextElementSibling;
+    while (next && !next.matches("section, .cell")) next = next.nextElementSibling;
+    return next?.matches(".cell") ? next : null;
+  }
+
+  function asksNext(text) {
+    return !!nextCell(text)?.querySelector("form.guess");
+  }
+
+  function besideTruth(truth) {
+    const cell = truth.closest(".cell");
+    const shown = outputs.filter((output) => cell?.contains(output));
+    const reading = texts.filter((text) => cell && follows(cell, text) && text.parentElement === cell.parentElement);
+    return [...shown, ...reading.filter((text) => cellBefore(text) === cell)];
+  }
+
+  function cellBefore(text) {
+    let before = text.previousElementSibling;
+    while (before && !before.matches("section, .cell, h2, h3, h4")) before = before.previousElementSibling;
+    return before;
+  }
+
+  const folds = new Map(); // how many guesses a part waits for
+
+  function fold(part) {
+    folds.set(part, (folds.get(part) ?? 0) + 1);
+    if (folds.get(part) > 1) return;
     const button = document.createElement("button");
     button.className = "folded";
     button.textContent = "Folded until you have guessed, above. Click to see it now.";
-    button.onclick = () => unfold(output, Infinity);
-    output.before(button);
-    output.hidden = true;
+    button.onclick = () => unfoldRun(part);
+    part.before(button);
+    part.hidden = true;
   }
 
-  function unfold(output, times = 1) {
-    folds.set(output, folds.get(output) - times);
-    if (folds.get(output) > 0 || !output.hidden) return;
-    output.hidden = false;
-    output.previousElementSibling.remove();
+  function unfold(part, times = 1) {
+    folds.set(part, folds.get(part) - times);
+    if (folds.get(part) > 0 || !part.hidden) return;
+    part.hidden = false;
+    part.previousElementSibling.remove();
+  }
+
+  // Folded parts that follow each other have one button, that of the first (site.css).
+  function unfoldRun(part) {
+    for (let next = part; next?.hidden; ) {
+      const [button, after] = [next.nextElementSibling, next.nextElementSibling?.nextElementSibling];
+      unfold(next, Infinity);
+      next = button?.matches("button.folded") ? after : null;
+    }
   }
 
   for (const form of forms) {
     const truth = truthOf(form);
-    if (!truth || !form.querySelector("button")) continue;
+    if (!truth) continue;
     truth.classList.add("hidden");
-    const covered = between(form, truth);
+    const covered = [...new Set([...between(form, truth), ...besideTruth(truth)])];
     covered.forEach(fold);
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      const guess = event.submitter?.value || form.querySelector("input")?.value || "";
-      if (!guess || (!form.querySelector("button[value]") && isNaN(number(guess)))) return;
-      const [close, text] = verdict(guess, truth.dataset.truth);
-      [right, made] = [right + close, made + 1];
-      form.classList.add(close ? "close" : "off");
-      form.querySelector("output").textContent = text;
+      if (!form.matches(".grid")) {
+        const guess = event.submitter?.value || form.querySelector("input")?.value || "";
+        if (!guess || (!form.querySelector("button[value]") && isNaN(number(guess)))) return;
+        const [close, text] = verdict(guess, truth.dataset.truth);
+        [right, made] = [right + close, made + 1];
+        form.classList.add(close ? "close" : "off");
+        form.querySelector("output").textContent = text;
+      }
       form.querySelectorAll("button, input").forEach((part) => (part.disabled = true));
       truth.classList.remove("hidden");
-      covered.forEach((output) => unfold(output));
+      covered.forEach((part) => unfold(part));
       document.querySelectorAll(".score").forEach((score) => (score.textContent = `${right} of ${made} right or close`));
     });
   }
