@@ -35,7 +35,7 @@ sent = predict("bytes sent", None, unit="bytes")""",
     'grid = predict("who holds it", [[None, None]], rows="rank", columns="chunk")',
     "They do it:",
     """sent.against(2**21)
-print("behind the truth")""",
+print(f"{2**22:,} behind it")""",
     "The reading says 2 MiB again.\n\n### The next heading\n\nWhat follows it stays in view.",
     """predict("what waits", None, choices=["rank 0", "all ranks"]).against("all ranks")
 grid.against([[7, 8]])
@@ -117,7 +117,13 @@ def test_links_between_pages_lead_somewhere(site):
 
 @pytest.mark.skipif(not find_browser(), reason="no chromium on this machine")
 def test_a_reader_guesses_in_the_page_before_it_shows_what_was_measured(site, tmp_path):
-    tells = ["2 MiB (", "2,097,152 on the way", "all of 2 MiB", "behind the truth", "reading says"]
+    tells = [
+        "2 MiB (",
+        "2,097,152 on the way",
+        "all of 2 MiB",
+        "4,194,304 behind it",
+        "reading says",
+    ]
     stays = ["How many bytes are sent?", "question of the grid", "next heading", "What follows it"]
     with Browser(tmp_path) as browser:
         page = browser.page()
@@ -132,13 +138,16 @@ def test_a_reader_guesses_in_the_page_before_it_shows_what_was_measured(site, tm
         page.evaluate("document.querySelector('form.guess button').click()")
         text = page.text()
         assert "you said 2.1 MiB: 1.05 times what was measured" in text
-        assert [words for words in tells if words not in text] == ["behind the truth"][:0]
+        hidden = [words for words in tells if words not in text]
+        assert hidden == tells[3:], "on the way to the grid's truth, too"
         assert page.evaluate(f"{buttons}.length") < before
         page.evaluate("document.querySelector('form.guess button[value=\"rank 0\"]').click()")
         assert "not rank 0" in page.text() and "1 of 2 right or close" in page.text()
         page.evaluate("document.querySelector('form.guess.grid button').click()")
         assert not page.evaluate("document.querySelector('button.folded, .truth.hidden')")
-        assert "1 of 2 right or close" in page.text(), "a grid on paper is not judged"
+        text = page.text()
+        assert [words for words in tells if words not in text] == []
+        assert "1 of 2 right or close" in text, "a grid on paper is not judged"
 
 
 @pytest.mark.skipif(not find_browser(), reason="no chromium on this machine")

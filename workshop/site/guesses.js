@@ -24,7 +24,7 @@ addEventListener("DOMContentLoaded", () => {
   // text that reads it: they are folded until there is a guess. Code and headings stay.
   const article = document.querySelector("article") ?? document.body;
   const follows = (one, other) => one.compareDocumentPosition(other) === Node.DOCUMENT_POSITION_FOLLOWING;
-  const outputs = [...article.querySelectorAll(".cell_output > *")].filter((output) => !output.querySelector("form.guess, .truth"));
+  const outputs = [...article.querySelectorAll(".cell_output > *")].filter((output) => !output.querySelector("form.guess, .truth, .score"));
   const notText = "section, .cell, h1, h2, h3, h4, h5, h6, script, span[id]";
   const texts = [...article.querySelectorAll("section > *")].filter((text) => !text.matches(notText) && !asksNext(text));
   const between = (form, truth) => [...outputs, ...texts].filter((part) => follows(form, part) && follows(part, truth));
