@@ -18,6 +18,9 @@ names of NAMES:
                                                         one waits for a key
     Source: predicted by `cost`        under the figure, one of KINDS
     Note: what the speaker says, until the end of the slide
+
+The slides behind `## Now you` are for the end of the block: they answer what the lesson asks to
+predict, and say *after the lesson* in their corner.
 """
 
 from __future__ import annotations
@@ -82,6 +85,9 @@ class Deck:
         self.color = plots.STRATEGY_COLORS[self.about.get("color", "serial")]
         figures = [figure for text in self.texts for figure in FIGURE.findall(text)]
         self.notebooks = {what.split("#")[0] for _, kind, what in figures if kind == "notebook"}
+        ends = [at for at, text in enumerate(self.texts) if text.strip().startswith("## Now you")]
+        #: how many slides stand before the lesson
+        self.before = ends[0] + 1 if ends else len(self.texts)
 
     def value(self, expression: str) -> object:
         try:
@@ -101,6 +107,8 @@ class Deck:
             (files("aiscale.lesson") / "templates/slides.html.j2").read_text(), autoescape=True
         )
         shown = [self.slide(text.strip()) for text in self.texts]
+        for slide in shown[self.before :]:
+            slide["after"] = True
         text = page.render(
             deck=self, slides=shown, size=SIZE, ink=plots.style.text_color(self.color), **_parts()
         )
