@@ -1,6 +1,7 @@
 """`aiscale room rehearse --kernels K`: K JupyterLab servers run the half-day's notebooks at once.
 
-Each seat has a folder, a server and a kernel of its own, as a participant of a hub has. All begin a
+Each seat has a folder, a server and a kernel of its own: on this machine, or with `--hub URL` those
+that a class's hub starts for rehearsal-1, rehearsal-2 and so on. All begin a
 lesson together; its cells run one after the other, without a participant's pauses and with the
 kit's lines in all gaps, so that every check passes through the referee. Between lessons the kernels
 shut down, as in a break. Every two seconds the proportional set sizes (PSS) of each seat's
@@ -19,6 +20,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +31,7 @@ from tornado.websocket import websocket_connect
 from aiscale.errors import require
 from aiscale.lesson import rehearsal
 from aiscale.lesson.notebook import OPTIONAL, Notebook, tags
+from aiscale.lesson.rehearsal_hub import Hub, class_password
 from aiscale.lesson.workbooks import sections, solved, workshop
 from aiscale.processes import kill_marked, marked, pss_bytes, usable_cores
 
@@ -47,8 +50,8 @@ class Seat:
     """A participant: a server, and what its cells took."""
 
     name: str
-    folder: Path
-    mark: str
+    mark: tuple[str, str]  #: a variable that all its processes inherit, and its value
+    token: str = ""
     address: str = ""
     peak_bytes: dict[str, int] = field(default_factory=dict)  #: by lesson
     seconds: dict[str, float] = field(default_factory=dict)  #: by lesson
@@ -56,31 +59,39 @@ class Seat:
     failures: list[str] = field(default_factory=list)
 
     def held_bytes(self) -> int:
-        return sum(pss_bytes(pid) for pid in marked(MARK, self.mark))
+        return sum(pss_bytes(pid) for pid in marked(*self.mark))
 
 
-def rehearse_kernels(count: int) -> int:
-    """Play the half-day with `count` kernels; print what it took; the exit status."""
+def rehearse_kernels(count: int, hub: str = "") -> int:
+    """Play the half-day with `count` kernels; print what it took; the exit status.
+
+    hub: the address of a hub on this machine.
+    """
     require(count >= 1, f"--kernels {count}, but a rehearsal needs one at least")
     require(
         Path("/proc/self/smaps_rollup").exists(),
         "this machine has no /proc/PID/smaps_rollup: memory by PSS is known on Linux alone",
     )
-    with tempfile.TemporaryDirectory() as folder, rehearsal.opened() as room:
+    if hub:
+        with _on_hub(count, Hub(hub, class_password())) as seats:
+            return rehearsal.said_failures(_played(seats))
+    with rehearsal.opened() as room:
         print(f"wall:    {room.wall_url}\nhelpers: {room.helpers_url}", flush=True)
-        names = [f"seat {number}" for number in range(1, count + 1)]
-        seats = [Seat(name, Path(folder, name), uuid.uuid4().hex) for name in names]
-        with _servers(seats, room.seats_url):
-            began = time.monotonic()
-            most_bytes = asyncio.run(_half_day(seats))
-            minutes = (time.monotonic() - began) / 60
+        with _on_this_machine(count, room.seats_url) as seats:
+            failures = _played(seats)
         there = room.wall()
-    _show(seats, most_bytes, minutes)
-    failures = [failure for seat in seats for failure in seat.failures]
     if (there["seats"], there["ready"]) != (count, count):
         text = f"{there['seats']} seats came to the room, {there['ready']} said that they are ready"
         failures.append(f"of {count} kernels {text}")
     return rehearsal.said_failures(failures)
+
+
+def _played(seats: list[Seat]) -> list[str]:
+    """Play the half-day and print what it took; what failed."""
+    began = time.monotonic()
+    most_bytes = asyncio.run(_half_day(seats))
+    _show(seats, most_bytes, (time.monotonic() - began) / 60)
+    return [failure for seat in seats for failure in seat.failures]
 
 
 def _show(seats: list[Seat], most_bytes: int, minutes: float) -> None:
@@ -100,18 +111,42 @@ def _show(seats: list[Seat], most_bytes: int, minutes: float) -> None:
 
 
 @contextmanager
-def _servers(seats: list[Seat], room_url: str) -> Iterator[None]:
-    """JupyterLab's server for each seat, over a copy of what a participant has."""
-    try:
-        for seat in seats:
-            _copy_class(seat.folder)
-            _start(seat, room_url)
-        for seat in seats:
-            seat.address = _address(seat)
-        yield
-    finally:
-        for seat in seats:
-            kill_marked(MARK, seat.mark)
+def _on_hub(count: int, hub: Hub) -> Iterator[list[Seat]]:
+    """Seats of a hub, which start at the same time, as a class does."""
+    names = [f"rehearsal-{number}" for number in range(1, count + 1)]
+    seats = [Seat(name, ("JUPYTERHUB_USER", name)) for name in names]
+    with ThreadPoolExecutor(count) as pool:
+        try:
+            for seat, token in zip(seats, pool.map(hub.log_in, names), strict=True):
+                seat.token = token
+            tokens = [seat.token for seat in seats]
+            for seat, address in zip(seats, pool.map(hub.start, names, tokens), strict=True):
+                seat.address = address
+            yield seats
+        finally:
+            for seat in seats:
+                with suppress(OSError):  # it has not started
+                    hub.stop(seat.name, seat.token)
+
+
+@contextmanager
+def _on_this_machine(count: int, room_url: str) -> Iterator[list[Seat]]:
+    """Seats with a server each, over a copy of what a participant has."""
+    seats = []
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            for number in range(1, count + 1):
+                seat = Seat(f"seat {number}", (MARK, uuid.uuid4().hex), uuid.uuid4().hex)
+                seats.append(seat)
+                home = Path(folder, seat.name)
+                _copy_class(home)
+                _start(seat, home, room_url)
+            for seat in seats:
+                seat.address = _address(seat.name, Path(folder, seat.name))
+            yield seats
+        finally:
+            for seat in seats:
+                kill_marked(*seat.mark)
 
 
 def _copy_class(folder: Path) -> None:
@@ -120,29 +155,26 @@ def _copy_class(folder: Path) -> None:
     shutil.copytree(kit / "workshop/exercises", folder / "workshop/exercises")
 
 
-def _start(seat: Seat, room_url: str) -> None:
+def _start(seat: Seat, folder: Path, room_url: str) -> None:
     programs = Path(sys.executable).parent
-    home = seat.folder / "home"
+    home = folder / "home"
     home.mkdir()
+    variable, value = seat.mark
     env = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")}
     env |= {f"JUPYTER_{kind}_DIR": str(home / kind) for kind in ("CONFIG", "DATA", "RUNTIME")}
-    env |= {
-        MARK: seat.mark,
-        "JUPYTER_TOKEN": seat.mark,
-        "AISCALE_ROOM": room_url,
-        "OMP_WAIT_POLICY": "PASSIVE",
-    }
+    env |= {variable: value, "JUPYTER_TOKEN": seat.token, "AISCALE_ROOM": room_url}
+    env |= {"OMP_WAIT_POLICY": "PASSIVE"}  # as the hub sets it
     env |= {"PATH": os.pathsep.join([str(programs), os.environ.get("PATH", os.defpath)])}
     command = [programs / "jupyter-lab", "--no-browser", "--allow-root"]
     command += ["--ServerApp.ip=127.0.0.1", "--ServerApp.port=0"]
-    command += [f"--ServerApp.root_dir={seat.folder}"]
+    command += [f"--ServerApp.root_dir={folder}"]
     with (home / "log").open("wb") as log:
-        subprocess.Popen(command, cwd=seat.folder, env=env, stdout=log, stderr=log)
+        subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log)
 
 
-def _address(seat: Seat) -> str:
+def _address(name: str, folder: Path) -> str:
     """Of the server's pages, once it is up."""
-    home = seat.folder / "home"
+    home = folder / "home"
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         for file in (home / "RUNTIME").glob("jpserver-*.json"):
@@ -150,7 +182,7 @@ def _address(seat: Seat) -> str:
                 return json.loads(file.read_text())["url"]
         time.sleep(RETRY_S)
     end = (home / "log").read_text()[-1000:]
-    raise TimeoutError(f"{seat.name}: JupyterLab's server is not up after {START_S} s\n{end}")
+    raise TimeoutError(f"{name}: JupyterLab's server is not up after {START_S} s\n{end}")
 
 
 # The half-day ------------------------------------------------------------------------------------
@@ -204,7 +236,7 @@ async def _take_part(seat: Seat, lesson: str, path: str, sources: list[str]) -> 
     """Run a lesson's cells on a kernel of this seat; the first that fails ends the lesson."""
     began = time.monotonic()
     try:
-        async with Kernel(seat.address, seat.mark, path) as kernel:
+        async with Kernel(seat.address, seat.token, path) as kernel:
             for source in sources:
                 cell_began = time.monotonic()
                 error = await asyncio.wait_for(kernel.run(source), CELL_S)

@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--seats", type=int, default=0, help="rehearse: so many seats post, without kernels")
     add("--kernels", type=int, default=0, help="rehearse: so many run the half-day's notebooks")
+    add("--hub", default="", metavar="URL", help="rehearse: kernels on this hub, of this machine")
     add("--port", type=int, default=8765, help="of the loopback; 0: any (default: 8765)")
     add("--url", default="", help="the address by which seats reach the room, if a hub serves it")
     add(
@@ -40,10 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.what == "rehearse":
-        return _rehearse(args.seats, args.kernels)
+        return _rehearse(args.seats, args.kernels, args.hub)
     require(
-        not (args.seats or args.kernels),
-        "--seats and --kernels are for a rehearsal: aiscale room rehearse --seats 30",
+        not (args.seats or args.kernels or args.hub),
+        "--seats, --kernels and --hub are for a rehearsal: aiscale room rehearse --seats 30",
     )
     sys.path.insert(0, str(workshop()))
     server = importlib.import_module("room.server")  # beside the package
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _rehearse(seats: int, kernels: int) -> int:
+def _rehearse(seats: int, kernels: int, hub: str) -> int:
     from aiscale.lesson.rehearsal import rehearse_seats
     from aiscale.lesson.rehearsal_kernels import rehearse_kernels
 
@@ -61,4 +62,4 @@ def _rehearse(seats: int, kernels: int) -> int:
         f"--seats {seats} --kernels {kernels}, but a rehearsal is of one kind: "
         "--seats 30 posts alone, --kernels 4 runs notebooks",
     )
-    return rehearse_seats(seats) if seats else rehearse_kernels(kernels)
+    return rehearse_seats(seats) if seats else rehearse_kernels(kernels, hub)
