@@ -29,6 +29,7 @@ from aiscale.errors import write_whole
 from aiscale.measure.compare import compare
 from aiscale.measure.distributed.link import FRAMING, LATENCY_S
 from aiscale.plan import cost, published
+from aiscale.train.evaluate import OF_THE_RUN
 from aiscale.train.model import GPT
 from aiscale.train.presets import shape_of
 from aiscale.train.record import read_metrics, read_note
@@ -183,6 +184,7 @@ class Experiment:
             "link": link,
             "val_ppl_by_rate": rates,
             "compare": compare(folders),
+            "tasks": {run.name: evaluated(run) for run in folders},
         }
         text = json.dumps(result, indent=1).replace(str(self.folder), "runs")
         write_whole(self.folder / "table2.json", text + "\n")
@@ -190,6 +192,17 @@ class Experiment:
 
 class TimeUp(Exception):
     """--minutes are over."""
+
+
+def evaluated(run: Path) -> dict:
+    """Results on hundreds of items of the text that was held out; kept beside the run."""
+    file = run.with_suffix(".tasks.json")
+    if not file.exists():
+        command = [sys.executable, "-m", "aiscale", "evaluate", str(run), "--json"]
+        tasks = ["--tasks", ",".join(OF_THE_RUN)]
+        done = subprocess.run([*command, *tasks], check=True, stdout=subprocess.PIPE, text=True)
+        write_whole(file, json.dumps(json.loads(done.stdout)["results"]))
+    return json.loads(file.read_text())
 
 
 def done_steps(run: Path) -> int:
