@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -19,6 +20,9 @@ from types import SimpleNamespace
 import pytest
 from traitlets.config import Config
 
+from aiscale.lesson.rehearsal_hub import Hub
+from aiscale.lesson.rehearsal_kernels import Kernel
+from aiscale.processes import marked
 from ranks import wait_until
 
 ROOT = Path(__file__).parents[1]
@@ -116,6 +120,18 @@ def class_with_a_site(folder: Path) -> Path:
     return tree / "workshop/jupyterhub_config.py"
 
 
+async def run_on(url: str) -> list[str]:
+    """What two cells come to on a seat that a rehearsal starts."""
+    hub = Hub(url, "a class of thirty")
+    token = hub.log_in("rehearsal-1")
+    there = hub.start("rehearsal-1", token)
+    async with Kernel(there, token, "notebooks/00_start_here.ipynb") as kernel:
+        found = [await kernel.run(source) for source in ("import aiscale", "1 / 0")]
+    assert marked("JUPYTERHUB_USER", "rehearsal-1")
+    hub.stop("rehearsal-1", token)
+    return found
+
+
 @pytest.mark.extended
 def test_the_hub_starts_with_its_configuration_asks_for_a_name_and_serves_the_room(tmp_path):
     jupyterhub = Path(sys.executable).with_name("jupyterhub")
@@ -131,6 +147,12 @@ def test_the_hub_starts_with_its_configuration_asks_for_a_name_and_serves_the_ro
         "room = c.JupyterHub.services[-1]\n"
         f"room['url'] = 'http://127.0.0.1:{ports[3]}'\n"
         f"room['command'][room['command'].index('8765')] = '{ports[3]}'\n"
+        # as a hub that nobody's root starts
+        "c.JupyterHub.authenticator_class = 'shared-password'\n"
+        "c.SharedPasswordAuthenticator.user_password = 'a class of thirty'\n"
+        "c.JupyterHub.spawner_class = 'simple'\n"
+        f"c.SimpleLocalProcessSpawner.home_dir_template = '{tmp_path}/homes/{{username}}'\n"
+        "c.Spawner.args.append('--allow-root')\n"
     )
     env = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")}
     env |= {"AISCALE_HUB": str(tmp_path / "hub"), "AISCALE_HUB_PORT": str(ports[0])}
@@ -177,6 +199,11 @@ def test_the_hub_starts_with_its_configuration_asks_for_a_name_and_serves_the_ro
             return json.load(urllib.request.urlopen(asked, timeout=30)).get("guessed") == 1
 
         wait_until(arrived, 30, "the guess is on the wall")
+        assert asyncio.run(run_on(address.removesuffix("/hub"))) == [
+            "",
+            "ZeroDivisionError: division by zero",
+        ]
+        wait_until(lambda: not marked("JUPYTERHUB_USER", "rehearsal-1"), 60, "the server has gone")
     finally:
         os.killpg(hub.pid, signal.SIGINT)
         hub.communicate(timeout=60)

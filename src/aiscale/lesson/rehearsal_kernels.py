@@ -40,7 +40,7 @@ MARK = "AISCALE_SEAT"  #: all processes of a seat inherit this variable
 EXERCISE = "03.1"  # 00.2, the other one of the half-day, stands in lesson 00
 SAMPLE_S = 2.0
 START_S = 120  # for a server to come up, on a busy machine
-CELL_S = 900  # the longest cell takes half a minute alone on two cores
+CELL_S = 900  # the slowest of four seats took 116 s on two busy cores
 RETRY_S = 0.5
 MOST_MESSAGE_BYTES = 2**28  # pictures among them
 
@@ -88,14 +88,16 @@ def rehearse_kernels(count: int, hub: str = "") -> int:
 
 def _played(seats: list[Seat]) -> list[str]:
     """Play the half-day and print what it took; what failed."""
-    began = time.monotonic()
+    load, began = os.getloadavg()[0], time.monotonic()
     most_bytes = asyncio.run(_half_day(seats))
-    _show(seats, most_bytes, (time.monotonic() - began) / 60)
+    minutes = (time.monotonic() - began) / 60
+    cores = len(usable_cores())
+    print(f"{len(seats)} kernels, {minutes:.0f} minutes, {cores} cores, load {load:.1f} before")
+    _show(seats, most_bytes)
     return [failure for seat in seats for failure in seat.failures]
 
 
-def _show(seats: list[Seat], most_bytes: int, minutes: float) -> None:
-    print(f"{len(seats)} kernels, {len(usable_cores())} cores, {minutes:.0f} minutes")
+def _show(seats: list[Seat], most_bytes: int) -> None:
     print(f"{'lesson':32} {'GiB of a seat':>14} {'seconds':>16}")
     for lesson in seats[0].seconds:
         peak_bytes = max(seat.peak_bytes.get(lesson, 0) for seat in seats)
