@@ -1,8 +1,9 @@
 """`check_seat()`, in the first cell of lesson 00: this seat is ready, or what it lacks.
 
 It asks what `aiscale doctor` asks, holds the memory that is free against what each lesson was
-measured to take, and starts two ranks. A class's room (`room.py`) counts the seats that are ready;
-it is told the names of what is missing, without their texts.
+measured to take, and starts two ranks. Colab has the packages of two lessons (scripts/colab.sh). A
+class's room (`room.py`) counts the seats that are ready; it is told the names of what is missing,
+without their texts.
 """
 
 from __future__ import annotations
@@ -26,14 +27,16 @@ def check_seat() -> None:
     """Show whether this seat is ready, and tell the room."""
     findings = list(_findings())
     missing = [finding for finding in findings if _is_missing(finding)]
+    names = ", ".join(finding.name for finding in missing)
     if missing:
+        few = all(finding.name == "packages" and finding.state == "warning" for finding in missing)
+        head = "is ready for lessons 00 and 03 alone" if few else "is not ready"
         lines = [f"{finding.name}: {finding.text} → {finding.remedy}" for finding in missing]
-        text = "\n".join(["this seat is not ready", *lines])
+        progress.show("\n".join([f"seat: this seat {head}", *lines]), "near" if few else "off")
     else:
         has = {finding.name: finding.text for finding in findings}
-        text = f"this seat is ready: {has['memory']}; cores: {has['cores']}; {RANKS} ranks answer"
-    progress.show(f"seat: {text}", "off" if missing else "exact")
-    names = ", ".join(finding.name for finding in missing)
+        facts = f"{has['memory']}; cores: {has['cores']}; {RANKS} ranks answer"
+        progress.show(f"seat: this seat is ready: {facts}", "exact")
     room.post("seat", f"not ready: {names}" if missing else "ready")
 
 
