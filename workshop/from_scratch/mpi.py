@@ -12,17 +12,24 @@ BUCKET_BYTES = 4 << 20  # gradients travel in messages of about this size while 
 STARTED_BY = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")  # what mpiexec or srun tells its processes
 
 
-def ranks():
-    """The ranks that mpiexec or srun started, or the one process that there is."""
-    if any(name in os.environ for name in STARTED_BY):
-        from mpi4py import MPI
+def ranks(sums="mpi"):
+    """The ranks that mpiexec or srun started, or the one process that there is. sums: mpi or nccl."""
+    if not any(name in os.environ for name in STARTED_BY):
+        return OneRank()
+    from mpi4py import MPI
 
-        return Ranks(MPI)
-    return OneRank()
+    if sums == "nccl":
+        from .nccl_sums import NcclRanks
+
+        return NcclRanks(MPI)
+    return Ranks(MPI)
 
 
 class OneRank:
     rank, size = 0, 1
+
+    def barrier(self):
+        pass
 
     def broadcast(self, make):
         return make()
@@ -50,6 +57,9 @@ class Ranks:
         """A rank that fails ends all of them: they would wait for its messages."""
         traceback.print_exception(*error)
         self.comm.Abort(1)
+
+    def barrier(self):
+        self.comm.Barrier()
 
     def broadcast(self, make):
         """What rank 0 makes, to all."""
