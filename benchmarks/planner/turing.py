@@ -28,7 +28,7 @@ import torch
 from aiscale.plan import published
 from aiscale.plan.answer import plan
 from aiscale.plan.hardware import platform_of
-from aiscale.plan.layout import Layout, Shape, Software
+from aiscale.plan.layout import Layout, Software, shape_named
 from aiscale.plan.machines import find_machine
 
 STORED = Path(published.__file__).parent / "measured" / "turing_figure_2.json"
@@ -40,10 +40,7 @@ MACHINES = {
     "MI210": "cosma8-mi210",
 }
 AMD = ("MI100", "MI210")
-SHAPES = {
-    "gpt2": Shape(layers=12, hidden=768, heads=12, vocab=67, seq=128),
-    "gpt2-medium": Shape(layers=24, hidden=1024, heads=16, vocab=67, seq=128),
-}
+SHAPES = {size: shape_named(f"turing-{size}") for size in ("gpt2", "gpt2-medium")}
 BATCHES = (64, 128)
 #: minGPT has the score matrix in memory
 MINGPT = Software(flash=False)
