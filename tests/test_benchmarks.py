@@ -3,10 +3,12 @@
 import itertools
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
