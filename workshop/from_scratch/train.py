@@ -75,7 +75,7 @@ def main(arguments=None):
     ranks.broadcast_parameters(model.parameters())
 
     steps = run.steps or loader.steps(run.epochs)
-    per_epoch = loader.steps(1)
+    per_epoch = max(1, loader.steps(1))  # a batch may be larger than a short text
     say = print if ranks.rank == 0 else lambda *_, **__: None
     n_parameters = sum(w.array.size for w in model.parameters().values())
     say(f"{n_parameters:,} parameters; {len(numbers):,} tokens, {len(tokenizer.words)} different; to step {steps}")
