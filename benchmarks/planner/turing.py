@@ -1,6 +1,6 @@
-"""Figure 2 of the Turing report by `aiscale plan`, ratio by ratio, misses included.
+"""Figure 2 and table 5 of the Turing report by `aiscale plan`, misses included.
 
-    python benchmarks/planner/turing.py            # the table
+    python benchmarks/planner/turing.py            # the tables
     python benchmarks/planner/turing.py --store    # into the file that appendix A3 shows
 
 Predicted: a step of gpt2 and gpt2-medium (blocks of 128 characters, 67 different, one accelerator)
@@ -40,7 +40,7 @@ MACHINES = {
     "MI210": "cosma8-mi210",
 }
 AMD = ("MI100", "MI210")
-SHAPES = {size: shape_named(f"turing-{size}") for size in ("gpt2", "gpt2-medium")}
+MODELS = ("gpt2", "gpt2-medium")  #: of figure 2
 BATCHES = (64, 128)
 #: minGPT has the score matrix in memory
 MINGPT = Software(flash=False)
@@ -66,12 +66,12 @@ class Case:
             software=MINGPT,
         )
         platform = platform_of(find_machine(MACHINES[self.machine]))
-        return plan(SHAPES[self.model], layout, platform)
+        return plan(shape_named(f"turing-{self.model}"), layout, platform)
 
 
 def pairs_of(name: str) -> list[tuple[Case, Case]]:
     """The trainings whose seconds a ratio divides."""
-    both = list(itertools.product(SHAPES, BATCHES))
+    both = list(itertools.product(MODELS, BATCHES))
     if name == "V100 over A100":
         return [(Case(machine="V100", batch=b), Case(machine="A100", batch=b)) for b in BATCHES]
     if name == "MI100 and MI210 over A100":
@@ -91,7 +91,7 @@ def pairs_of(name: str) -> list[tuple[Case, Case]]:
     if name.startswith("batch 128 over 64"):
         return [
             (Case(machine=at, model=m, batch=128), Case(machine=at, model=m, batch=64))
-            for at, m in itertools.product(machines, SHAPES)
+            for at, m in itertools.product(machines, MODELS)
         ]
     # "16 bits over 32 bits, MODEL, MACHINES": the report let products run in tf32 where there is it
     model, wide = name.split(", ")[1], "tf32" if "A100" in name else "fp32"
@@ -196,7 +196,20 @@ def memory() -> dict:
     }
 
 
-def lines(found: list[dict]) -> list[str]:
+def table_5() -> list[dict]:
+    """Peak memory of one sequence under DDP on one A100, in MiB; only shapes that are known."""
+    found = []
+    for row in published.table("turing_table5_peak_memory"):
+        if row["n_layer"]:
+            planned = Case(machine="A100", model=row["model"], batch=1).answer().memory_gb
+            planned_mib = planned * 1e9 / 2**20
+            off_pct = round(100 * (planned_mib / row["peak_memory_MiB"] - 1), 1)
+            sizes = {"published_mib": row["peak_memory_MiB"], "planned_mib": round(planned_mib, 1)}
+            found.append({"model": row["model"], **sizes, "off_pct": off_pct})
+    return found
+
+
+def lines(found: list[dict], memories: list[dict]) -> list[str]:
     """For the scoreboard."""
     missed = [row for row in found if row["outside_pct"]]
     names = "; ".join(f"{row['ratio']} by {row['outside_pct']:+.0f} %" for row in missed)
@@ -204,6 +217,9 @@ def lines(found: list[dict]) -> list[str]:
         f"Figure 2 of the Turing report, ratios of times on one accelerator: the middle of "
         f"{len(found) - len(missed)} of {len(found)} predictions is inside the published range.",
         f"Outside: {names}.",
+        "Table 5, peak memory: "
+        + ", ".join(f"{row['model']} {row['off_pct']:+.0f} %" for row in memories)
+        + ".",
     ]
 
 
@@ -218,12 +234,15 @@ def main() -> None:
         published_range, predicted = ("{} to {}".format(*row[key]) for key in row if "p" == key[0])
         print(f"{row['ratio']:42} published {published_range:16} predicted {predicted:16}", end="")
         print(f"{row['outside_pct']:+6.1f} %" if row["outside_pct"] else "  inside")
-    needed = memory()
-    print(*lines(found), needed, sep="\n")
+    needed, memories = memory(), table_5()
+    print(*lines(found, memories), needed, sep="\n")
     if args.store:
         about = {"note": "Predicted by benchmarks/planner/turing.py --store; nothing is measured."}
         text = json.dumps(
-            about | {"rows": found, "lines": lines(found), "memory": needed}, indent=1
+            about
+            | {"rows": found, "table_5": memories, "memory": needed}
+            | {"lines": lines(found, memories)},
+            indent=1,
         )
         STORED.write_text(text + "\n")
 
