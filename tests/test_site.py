@@ -118,6 +118,7 @@ def test_links_between_pages_lead_somewhere(site):
 @pytest.mark.skipif(not find_browser(), reason="no chromium on this machine")
 def test_a_reader_guesses_in_the_page_before_it_shows_what_was_measured(site, tmp_path):
     tells = [
+        "sent.against(2**21)",
         "2 MiB (",
         "2,097,152 on the way",
         "all of 2 MiB",
@@ -139,7 +140,7 @@ def test_a_reader_guesses_in_the_page_before_it_shows_what_was_measured(site, tm
         text = page.text()
         assert "you said 2.1 MiB: 1.05 times what was measured" in text
         hidden = [words for words in tells if words not in text]
-        assert hidden == tells[3:], "on the way to the grid's truth, too"
+        assert hidden == tells[4:], "on the way to the grid's truth, too"
         assert page.evaluate(f"{buttons}.length") < before
         page.evaluate("document.querySelector('form.guess button[value=\"rank 0\"]').click()")
         assert "not rank 0" in page.text() and "1 of 2 right or close" in page.text()

@@ -20,8 +20,8 @@ addEventListener("DOMContentLoaded", () => {
     return [close, `you said ${guess}: ${ratio === 1 ? "exactly right" : `${+ratio.toPrecision(3)} times what was measured`}`];
   }
 
-  // Outputs and texts on the way from a guess to its truth may tell it, and so may what the truth's own cell shows and the
-  // text that reads it: they are folded until there is a guess. Code and headings stay.
+  // Outputs and texts on the way from a guess to its truth may tell it, and so may the truth's own cell (its code compares
+  // the guess with an expression) and the text that reads it: they are folded until there is a guess. Other code stays.
   const article = document.querySelector("article") ?? document.body;
   const follows = (one, other) => one.compareDocumentPosition(other) === Node.DOCUMENT_POSITION_FOLLOWING;
   const outputs = [...article.querySelectorAll(".cell_output > *")].filter((output) => !output.querySelector("form.guess, .truth, .score"));
@@ -41,7 +41,7 @@ addEventListener("DOMContentLoaded", () => {
 
   function besideTruth(truth) {
     const cell = truth.closest(".cell");
-    const shown = outputs.filter((output) => cell?.contains(output));
+    const shown = [...(cell?.querySelectorAll(".cell_input") ?? []), ...outputs.filter((output) => cell?.contains(output))];
     const reading = texts.filter((text) => cell && follows(cell, text) && text.parentElement === cell.parentElement);
     return [...shown, ...reading.filter((text) => cellBefore(text) === cell)];
   }
