@@ -179,8 +179,7 @@ def host_bytes(shape: Shape, layout: Layout) -> dict[str, float]:
         # Megatron-Core's masters and two moments are copied before any is written.
         grids = [stage_grids(shape, layout, stage) for stage in layout.stages(shape)]
         saved = 3 * max(
-            dense / layout.state_shards + experts / layout.expert_shards
-            for dense, experts in grids
+            dense / layout.state_shards + experts / layout.expert_shards for dense, experts in grids
         )
     elif layout.zero_stage:
         # DeepSpeed keeps a rank's shard of each state as one tensor.

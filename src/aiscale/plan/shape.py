@@ -87,9 +87,7 @@ class Shape:
         if self.top_k and not self.experts:
             raise ConfigError(f"top_k {self.top_k} without experts: set experts, or leave it out")
         if self.dense_layers > self.layers:
-            raise ConfigError(
-                f"dense_layers {self.dense_layers} of {self.layers} layers: lower it"
-            )
+            raise ConfigError(f"dense_layers {self.dense_layers} of {self.layers} layers: lower it")
         if not 0 <= self.capacity < 1000:
             raise ConfigError(
                 f"capacity is {self.capacity}: it must be 0 (no token is dropped), or about 1"
