@@ -2,8 +2,8 @@
 
 NVIDIA's performance summaries (NeMo, Megatron-Bridge, AutoModel), AMD's (Primus) and four reports.
 How the software worked is read in its recipes: routers are forced to balance, no token is dropped
-where the table does not say it, experts are not cut (etp 1), the optimizer is distributed. Left out:
-NVFP4, models with state-space layers, and Kimi K2, which trains with Muon.
+where the table does not say it, experts are not cut (etp 1), the optimizer is distributed.
+Left out: NVFP4, models with state-space layers, and Kimi K2, which trains with Muon.
 """
 
 from __future__ import annotations
@@ -62,12 +62,33 @@ def _step_s(row: dict, rate: float) -> float:
     return row["global_batch"] * row["seq"] / (rate * row["gpus"])
 
 
-def nvidia(row: dict, index: int) -> Run:
-    """Megatron-Core; before 2026 a B200 sent tokens by NCCL's all-to-all."""
+def _recipe(row: dict) -> Software:
+    """What the recipes of a release did; `git show TAG:scripts/performance/configs` has them.
+
+    Before 2026 a B200 sent tokens by NCCL's all-to-all, and on an H100 Qwen3 235B still does, while
+    another micro-batch computes. Since 26.02 HybridEP orders tokens while it sends them. Since
+    26.06 whole steps in MXFP8 are CUDA graphs, and experts share one kernel.
+    """
     release = str(row["release"])
     software = replace(MEGATRON_TUNED, grouped=not release.startswith(BEFORE_GROUPED))
+    if release.startswith("26"):
+        software = replace(software, fused_order=True)
     if row["gpu"] == "b200-sxm" and release.startswith("25"):
         software = replace(software, dispatch="alltoall")
+    if row["gpu"].startswith("h100") and row["model"].startswith("qwen3"):
+        old = release.startswith(("25", "26.02"))
+        if old or "235b" in row["model"]:
+            software = replace(software, dispatch="alltoall", fused_order=False)
+        if "235b" in row["model"]:
+            software = replace(software, ep_overlap=True)
+    if row.get("recipe") == "MXFP8" and not release.startswith(BEFORE_GROUPED):
+        software = replace(software, graphed=True)
+    return software
+
+
+def nvidia(row: dict, index: int) -> Run:
+    """Megatron-Core, as the recipe of its release has it."""
+    software = _recipe(row)
     capacity = 1.0 if "tokendrop" in str(row["note"]) else 0.0
     layout = _layout(
         row,

@@ -22,7 +22,8 @@ from aiscale.plan.products import product_seconds
 class ExpertTime:
     """Seconds of one layer and micro-batch; all 0 without experts."""
 
-    __slots__ = ("forward", "backward", "exchange", "host")
+    #: waiting: seconds in which the device waits for the host, which waits for the router
+    __slots__ = ("forward", "backward", "exchange", "host", "waiting")
 
     def __init__(
         self,
@@ -33,7 +34,7 @@ class ExpertTime:
         c,
         seconds: Callable[..., float],
     ) -> None:
-        self.forward = self.backward = self.exchange = self.host = 0.0
+        self.forward = self.backward = self.exchange = self.host = self.waiting = 0.0
         share = shape.expert_share
         if not share:
             return
@@ -45,6 +46,10 @@ class ExpertTime:
         self.backward = share * (backward + moved * 2 / 3)
         self.exchange = share * exchange_seconds(shape, layout, copies, platform, c, seconds)
         self.host = share * expert_host_seconds(shape, layout, platform, c)
+        if not shape.capacity:
+            # Without a capacity the host learns from the router how many tokens each expert gets,
+            # and only then launches the rest of the forward pass.
+            self.waiting = self.host / 3
 
 
 def copies_of(shape: Shape, layout: Layout, tokens: int) -> float:
@@ -79,7 +84,8 @@ def ordering_bytes(shape: Shape, layout: Layout, copies: float, c) -> float:
     activated = c.mlp_traffic * shape.expert_width / layout.etp
     if layout.software.compiled:
         activated *= c.compiled_traffic
-    return copies * (c.order_traffic * shape.hidden + activated)
+    order = c.order_traffic * (c.order_fused if layout.software.fused_order else 1.0)
+    return copies * (order * shape.hidden + activated)
 
 
 def exchange_seconds(
@@ -114,10 +120,13 @@ def copies_over_nodes(top_k: int, nodes: float) -> float:
 
 def expert_host_seconds(shape: Shape, layout: Layout, platform: Platform, c) -> float:
     """What the host needs more for a layer of experts: router, order, exchange, their products."""
-    launches = c.launch_experts_s
+    if layout.software.graphed:
+        return 0.0
+    launches = c.launch_experts_s * (c.compiled_launches if layout.software.compiled else 1.0)
     if not layout.software.grouped:
-        launches += c.launch_expert_s * shape.experts / layout.ep
-    launches *= c.compiled_launches if layout.software.compiled else 1.0
+        # in fp8 as many casts as products
+        kernels = 2 if layout.precision == "fp8" else 1
+        launches += kernels * c.launch_expert_s * shape.experts / layout.ep
     return (
         launches * (c.recompute_launches if layout.recompute == "full" else 1.0) / platform.host_s
     )

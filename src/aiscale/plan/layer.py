@@ -39,7 +39,7 @@ def tokens_of(shape: Shape, layout: Layout) -> int:
 
 
 class LayerTime:
-    """Seconds of one layer and micro-batch: forward, backward, exchange that is waited for, host."""
+    """Seconds of one layer and micro-batch; tensor, table, experts: exchange that is waited for."""
 
     __slots__ = ("forward", "backward", "recompute", "tensor", "table", "experts", "host")
 
@@ -52,7 +52,7 @@ class LayerTime:
             moved += cast_bytes(shape, layout, tokens, c)
         moved /= platform.memory_bytes_s * c.memory_share
         routed = ExpertTime(shape, layout, tokens, platform, c, seconds)
-        self.forward = forward + attention + moved / 3 + routed.forward
+        self.forward = forward + attention + moved / 3 + routed.forward + routed.waiting
         again = {
             "none": 0.0,
             "full": 1.0,
@@ -135,6 +135,8 @@ def host_seconds(layout: Layout, platform: Platform, c) -> float:
 
     Where it is slow, in pipelines, more by peers.
     """
+    if layout.software.graphed:
+        return 0.0
     launches = c.launch_s + c.launch_slow_s * layout.software.slow_host
     if layout.tp > 1:
         launches += c.launch_tp_s

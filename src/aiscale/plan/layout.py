@@ -78,8 +78,11 @@ class Software:
     dispatch: str = "alltoall"
     ep_overlap: bool = False  #: tokens travel while another micro-batch computes (DualPipe)
     fp8_dispatch: bool = False  #: tokens travel to their experts in one byte an entry
-    #: the host sends each expert's products of their own, and not one grouped kernel
+    #: one kernel multiplies for all experts of a rank; False: each has kernels of its own
     grouped: bool = True
+    #: tokens are ordered while they are sent, not before and after
+    fused_order: bool = False
+    graphed: bool = False  #: CUDA graphs of whole steps: the host launches nothing else
     #: of layers over stages: even; cost: by cumulative cost, with the head; auto: see stages()
     split: str = "auto"
     #: held for exchange; DeepSpeed's ZeRO: two buckets of 5 x 10^8 entries
@@ -99,6 +102,7 @@ PROGRAMS = {
         loss_in_place=True,
         tp_overlap="backward",
         traffic=0.8,
+        grouped=False,
     ),
     "nanotron": Software(program="nanotron", slow_host=True, gathered_kept=True),
 }

@@ -189,6 +189,15 @@ def host_bytes(shape: Shape, layout: Layout) -> dict[str, float]:
     return {"drawing weights": 4 * drawn, "saving": 4 * saved}
 
 
+def checkpoint_bytes(shape: Shape, layout: Layout) -> float:
+    """Bytes on disk of one checkpoint: fp32 weights and AdamW's two moments.
+
+    Megatron and DeepSpeed write the weights in 16 bits beside their fp32 masters.
+    """
+    both = layout.wide == 2 and not layout.fsdp
+    return (14 if both else 12) * shape.parameters
+
+
 def fits(shape: Shape, layout: Layout, platform: Platform, c) -> bool:
     return needed_bytes(shape, layout, c) <= capacity_bytes(platform, layout, c)
 

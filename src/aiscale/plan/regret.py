@@ -1,7 +1,7 @@
 """What a choice of layouts costs: seconds of the chosen one over those of the best measured one.
 
-    groups = published_groups()                   # published layouts of one model, devices and batch
-    of_choice(groups[0], groups[0].layouts[3])    # 1.0 is the best; 1.25 takes a quarter longer
+    groups = published_groups()      # each: layouts of one model on the same devices, one batch
+    of_choice(groups[0], groups[0].layouts[3])   # 1.0 is the best; 1.25 takes a quarter longer
     summary([of_choice(group, pick(group)) for group in groups])
 
 An error in seconds says how far a number is off, regret says whether the decision was right.

@@ -1,7 +1,7 @@
 """Where published runs stalled, and whether a layout lies among them.
 
     found = neighbourhood(layout, platform)      # of a plan, or None: its program has no stalls
-    found.sentence()                             # "19 of 24 runs of nanotron on 64 nodes or more ..."
+    found.sentence()                             # "19 of 24 published runs of nanotron on 64 ..."
 
 A *stall* is a run that took over 2.5 times what the formulas say without it. Only nanotron's sweep
 has any. Its stalled pipelines wait half a second for each neighbour and micro-batch, whatever the
