@@ -181,8 +181,10 @@ def _result() -> dict:
     }
     result |= {name: [asdict(row) for row in rows] for name, rows in boards.items()}
     result |= {"regret": regrets, "points": {source: points(source) for source in SOURCES}}
-    chosen = {source: [asdict(group) for group in groups(source, blind(source))] for source in SHOWN}
-    return result | {"choices": chosen, "court": court()}
+    result["choices"] = {
+        source: [asdict(group) for group in groups(source, blind(source))] for source in SHOWN
+    }
+    return result | {"court": court()}
 
 
 def main() -> None:

@@ -137,7 +137,7 @@ def memory_bytes(run: Run, c: SimpleNamespace) -> float:
 
 @lru_cache(maxsize=8192)
 def is_stall(run: Run) -> bool:
-    """Whether it took over 2.5 times what the package's constants say, without stalled neighbours."""
+    """Whether it took over 2.5 times what the package's constants say, without such waits."""
     return bool(run.step_s) and run.step_s > STALL * step_s(run, WITHOUT_WAITS)
 
 

@@ -144,7 +144,7 @@ def read(row: dict[str, str]):
         key: as_type(KINDS[key], (row.get(key) or default).strip(), key)
         for key, default in DEFAULTS.items()
     }
-    dp, gpus, pieces = _dp(cells), cells["gpus"], cells["virtual_stages"]
+    dp, pieces = _dp(cells), cells["virtual_stages"]
     sizes = {key: cells[key] for key in SHAPE_CELLS}
     shape = _shape(gated=cells["mlp"] == "swiglu", tied=cells["tied"] and cells["pp"] == 1, **sizes)
     told = " ".join(row.get(key) or "" for key in ("id", "note", "source")).lower()
