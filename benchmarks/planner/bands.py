@@ -1,7 +1,7 @@
 """The ranges of an answer: between which 8 of 10 published runs were measured, each table alike.
 
-    bands()        # {seen, unseen, doubts}: measured over predicted, by constants that left it out
-    witnesses()    # accelerators of which published runs were read
+bands()        # {seen, unseen, doubts}: measured over predicted, by constants that left it out
+witnesses()    # accelerators of which published runs were read
 """
 
 from __future__ import annotations

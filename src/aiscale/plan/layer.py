@@ -51,6 +51,11 @@ class LayerTime:
         if layout.precision == "fp8":
             moved += cast_bytes(shape, layout, tokens, c)
         moved /= platform.memory_bytes_s * c.memory_share
+        moved += (
+            c.stream_kernels
+            * c.stream_kernel_s
+            * (c.compiled_launches if software.compiled else 1.0)
+        )
         routed = ExpertTime(shape, layout, tokens, platform, c, seconds)
         self.forward = forward + attention + moved / 3 + routed.forward + routed.waiting
         again = {

@@ -71,6 +71,8 @@ class Software:
     per_tensor_gather: bool = False
     #: sharded states come back by one broadcast an owner, not by one all-gather
     broadcasts: bool = False
+    #: a sharded optimizer cuts each tensor for each owner, and copies piece by piece: nanotron
+    shard_copies: bool = False
     shard_ranks: int = 0  #: ranks over which states are divided; 0: all data-parallel ranks
     regather: bool = True  #: fsdp: gather again in the backward pass
     #: alltoall: a token is sent once for each of its experts; by node: once to each node that has
@@ -104,7 +106,7 @@ PROGRAMS = {
         traffic=0.8,
         grouped=False,
     ),
-    "nanotron": Software(program="nanotron", slow_host=True, gathered_kept=True),
+    "nanotron": Software(program="nanotron", slow_host=True, gathered_kept=True, shard_copies=True),
 }
 
 

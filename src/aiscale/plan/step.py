@@ -24,6 +24,10 @@ from aiscale.plan.products import product_seconds
 from aiscale.plan.stalls import likely_wait_s
 
 
+#: Of a Llama: queries, keys and values in one, attention's output, two of the MLP, two norms.
+TENSORS_OF_A_LAYER = 6
+
+
 @dataclass(frozen=True)
 class Step:
     """Seconds of one step by cause."""
@@ -112,6 +116,7 @@ def step_seconds(shape: Shape, layout: Layout, platform: Platform, c) -> Step:
     dense, experts = stage_grids(shape, layout, stages[0])
     exchange = _exchange(dense, layout, window, platform, c)
     exchange += _expert_exchange(experts, layout, window, platform, c)
+    exchange += _shard_copies(layout, stages[0], platform, c)
     optimizer = _optimizer(shape, layout, stages, platform, c)
     waiting = c.straggler_s * math.log2(max(1.0, layout.gpus / platform.gpus_per_node))
     stalled = likely_wait_s(layout, platform, c)
@@ -234,6 +239,14 @@ def _exchange(parameters: float, layout: Layout, first_s: float, platform: Platf
     if layout.software.gather_overlap:
         back = max(0.1 * back, back - first_s / 3)
     return max(reduce - hidden, c.never_hidden * reduce) + back
+
+
+def _shard_copies(layout: Layout, stage: StageShape, platform: Platform, c) -> float:
+    """Seconds of the pieces that a sharded optimizer cuts and copies: one a tensor and owner."""
+    if not layout.software.shard_copies or layout.shards_weights or layout.state_shards == 1:
+        return 0.0
+    tensors = TENSORS_OF_A_LAYER * stage.layers + stage.embedding + stage.head
+    return layout.state_shards * tensors * c.shard_copy_s / platform.host_s
 
 
 def _expert_exchange(
