@@ -151,7 +151,8 @@ class Answer:
             )
         if self.shape.experts:
             said.append(
-                "no published run with experts has its memory: its range is assumed, twice as wide"
+                "only one published run with experts has its memory: "
+                "its range is assumed, twice as wide"
             )
         return said
 
