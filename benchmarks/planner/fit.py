@@ -117,21 +117,23 @@ class Errors:
         c, touched = constants(**values), self.touched[name]
         return [
             [
-                error_of(run, c, self.what) if run in touched else error
+                error_of(run, c, self.what) if id(run) in touched else error
                 for run, error in zip(part, errors, strict=True)
             ]
             for part, errors in zip(self.rows, self.errors, strict=True)
         ]
 
 
-def touches(runs_of_it: list[Run], what: str) -> dict[str, set[Run]]:
-    """{constant: runs whose prediction it can change}, with the host as planned and without it.
+def touches(runs_of_it: list[Run], what: str) -> dict[str, set[int]]:
+    """{constant: ids of the runs whose prediction it can change}.
+
+    With the host as planned, and without it: what bounds a run may change while constants move.
 
     Most constants concern few runs: experts, fp8, or one program.
     """
     priors = {name: TABLE["constants"][name]["prior"] for name in FITTED}
     no_host = dict.fromkeys((name for name in FITTED if name.startswith("launch")), 0.0)
-    found: dict[str, set[Run]] = {}
+    found: dict[str, set[int]] = {}
     for name in TIME if what == "time" else MEMORY:
         low, high = TABLE["constants"][name]["range"]
         found[name] = set()
@@ -139,7 +141,7 @@ def touches(runs_of_it: list[Run], what: str) -> dict[str, set[Run]]:
             ends = [constants(**base | {name: value}) for value in (low, high)]
             for run in runs_of_it:
                 if _predicted(run, ends[0], what) != _predicted(run, ends[1], what):
-                    found[name].add(run)
+                    found[name].add(id(run))
     return found
 
 

@@ -148,7 +148,8 @@ def host_seconds(layout: Layout, platform: Platform, c) -> float:
         return 0.0
     launches = c.launch_s + c.launch_slow_s * layout.software.slow_host
     if layout.tp > 1:
-        launches += c.launch_tp_s
+        # two all-reduces in each pass; with sequence parallelism four calls, and six
+        launches += c.launch_tp_s * (2.5 if layout.sequence_parallel else 1.0)
         if layout.pp > 1 and layout.software.slow_host:
             launches += (
                 c.launch_peer_s
