@@ -7,10 +7,10 @@ coordinate search over the constants that have a range, each from its prior: the
 every machine and at every run, which `tests/test_plan.py` checks. scipy's Powell ends within 1 % of
 the same loss, in eight times the time.
 
-A source counts as the root of its rows, of at most `MOST_ROWS`, so the large sweep does not drown the others;
-of a long table a fixed part of the rows is used. A charge for the distance from the prior keeps a
-constant there if few rows depend on it, but for those that one source alone shows. An error beyond
-CAP counts as CAP: a stall does not pull.
+A source counts as the root of its rows, of at most `MOST_ROWS`, so the large sweep does not drown
+the others; of a long table a fixed part of the rows is used. A charge for the distance from the
+prior keeps a constant there if few rows depend on it, but for those that one source alone shows. An
+error beyond CAP counts as CAP: a stall does not pull.
 """
 
 from __future__ import annotations
