@@ -84,7 +84,7 @@ def faults(job: dict, choice: Choice) -> list[str]:
     if choice.pp > job["layers"]:
         found.append(f"{choice.pp} stages for {job['layers']} layers: a stage needs one")
     if choice.tp > job["per_node"]:
-        found.append(f"tp {choice.tp} crosses nodes of {job['per_node']} devices: two messages a layer and direction go there")
+        found.append(f"tp {choice.tp} crosses nodes of {job['per_node']} devices, and sends in every layer")
     if choice.ep > 1 and "experts_B" not in job:
         found.append("this model has no experts: ep must be 1")
     states = states_GB(job, choice)
