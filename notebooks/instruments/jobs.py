@@ -37,6 +37,10 @@ class Choice:
     shares: str = "nothing"  #: a name of DIVIDED
     over: int | None = None  #: by how many ranks; without a number all data-parallel ones
 
+    def __post_init__(self) -> None:
+        if self.shares not in DIVIDED:
+            raise ValueError(f"shares is {self.shares!r}: take one of {', '.join(map(repr, DIVIDED))}")
+
     def layout(self, job: dict) -> str:
         dp = job["devices"] // (self.tp * self.pp)
         axes = {"tp": self.tp, "pp": self.pp, "ep": self.ep, "dp": dp}

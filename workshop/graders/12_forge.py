@@ -326,7 +326,7 @@ def _in_order(weight):
     "12.5",
     "The same network, untrained",
     "untrained",
-    minutes=5,
+    minutes=4,
     hints=[
         "A model of transformers keeps what it was built from: `model.config`.",
         "`type(model)` is its class. A class called with a config builds a network that nobody has trained.",
@@ -392,7 +392,7 @@ def _formula(lengths, amounts) -> str:
     "12.6",
     "Notation alone",
     "notation",
-    minutes=6,
+    minutes=5,
     hints=[
         "What does one see who cannot read, and only counts? Digits, points, capitals, characters.",
         "`sum(map(str.isdigit, formula))` counts digits. Return a list of such counts.",
@@ -438,7 +438,7 @@ notation_alone.refuses("hard-coded", "look alike", "return [0, 0]")
     "12.7",
     "Random numbers in its place",
     "in_its_place",
-    minutes=6,
+    minutes=5,
     hints=[
         "An embedding gives equal texts equal numbers. So must its control.",
         "`names, which = np.unique(formulas, return_inverse=True)`: draw for `names`, then take the rows `which`.",
