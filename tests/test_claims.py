@@ -150,18 +150,11 @@ def phases_of_many_elements():
     return points(found["encoder"], found["descriptors"], 1 / 4)
 
 
-def tuned(test: str) -> tuple[float, ...]:
-    found = published.measured("science_controls")["alloys, fine-tuned"][test]
-    gaps = 100 * np.subtract(found["pretrained"], found["random weights"])
-    return gaps.mean(), gaps.min(), gaps.max()
-
-
-def tuned_at_random():
-    return tuned("at random")
-
-
-def tuned_with_a_digit():
-    return tuned("with a digit")
+def phases_of_random_networks():
+    stored = published.measured("science_controls")["alloys, frozen: mean of 10 draws"]
+    found = [100 * mean for way, mean in stored.items() if "random weights" in way]
+    encoder = 100 * stored["descriptors + encoder"]
+    return encoder, min(found), max(found)
 
 
 def bare_formulas():
