@@ -42,7 +42,9 @@ class Choice:
             raise ValueError(f"shares is {self.shares!r}: take one of {', '.join(map(repr, DIVIDED))}")
 
     def layout(self, job: dict) -> str:
-        dp = job["devices"] // (self.tp * self.pp)
+        dp, rest = divmod(job["devices"], self.tp * self.pp)
+        if rest:
+            return f"tp {self.tp} pp {self.pp}"
         axes = {"tp": self.tp, "pp": self.pp, "ep": self.ep, "dp": dp}
         named = " ".join(f"{axis} {size}" for axis, size in axes.items() if size > 1)
         if self.shares == "nothing":
@@ -89,6 +91,10 @@ def faults(job: dict, choice: Choice) -> list[str]:
         found.append(f"{choice.pp} stages for {job['layers']} layers: a stage needs one")
     if choice.tp > job["per_node"]:
         found.append(f"tp {choice.tp} crosses nodes of {job['per_node']} devices, and sends in every layer")
+    if choice.shares == "everything" and choice.pp > 1:
+        found.append("with a pipeline FSDP gathers a stage's weights for every micro-batch")
+    if job["network"].startswith("the internet") and choice.shares != "nothing" and over > job["per_node"]:
+        found.append("what is divided over more than a node crosses the internet in every step")
     if choice.ep > 1 and "experts_B" not in job:
         found.append("this model has no experts: ep must be 1")
     states = states_GB(job, choice)
@@ -110,10 +116,12 @@ def compared(jobs: dict[int, dict], mine: dict[int, Choice]) -> Markdown:
     rows = []
     for number, choice in mine.items():
         job = jobs[number]
-        against = faults(job, choice)
-        said = "; ".join(against) or "nothing that the card shows"
-        ran = "" if against and "does not divide" in against[0] else f"{states_GB(job, choice):.1f}"
-        rows.append([f"**{number}**", "you", choice.framework, choice.layout(job), ran, f"against it: {said}"])
+        against, fits = faults(job, choice), job["devices"] % (choice.tp * choice.pp) == 0
+        states = states_GB(job, choice) if fits else float("nan")
+        said = "against it: " + "; ".join(against)
+        if not against:
+            said = f"nothing against it on the card; {job['memory_GB'] - states:.0f} GB are left for activations"
+        rows.append([f"**{number}**", "you", choice.framework, choice.layout(job), f"{states:.1f}", said])
         rows.append(_public_row(job))
     return _table(["", "who", "framework", "layout", "GB of states", ""], rows)
 
