@@ -1,6 +1,6 @@
 """Fits the planner's constants to the published runs, on all sources and without each of them.
 
-    python benchmarks/planner/fit.py     # eighteen fits in six minutes
+    python benchmarks/planner/fit.py     # twenty-four fits in ten minutes
 
 It writes constants.toml and left_out.json. Then `scoreboard.py --store` says what it changed. A
 coordinate search over the constants that have a range, each from its prior: the same values on
@@ -22,7 +22,7 @@ from multiprocessing import Pool
 from types import SimpleNamespace
 
 from runs import MEGATRON, SOURCES, Run, runs
-from scoreboard import FAMILY, HALVES, LEFT_OUT, STALL, step_s
+from scores import FAMILY, HALVES, LEFT_OUT, NEWER, NEWER_CHIPS, STALL, step_s
 
 from aiscale.plan.constants import FILE, TABLE, constants
 from aiscale.plan.memory import capacity_bytes, needed_bytes, peak_bytes
@@ -45,7 +45,8 @@ MEMORY = (
     "smi_cache",
 )
 TIME = tuple(name for name in FITTED if name not in MEMORY)
-FREE = ("further_node_s", "launch_peer_s")  #: without a charge: one source alone shows them
+#: without a charge: one source alone shows them
+FREE = ("further_node_s", "launch_peer_s", "neighbour_wait_s")
 
 
 def rows_of(sources: Iterable[str], without: str = "") -> dict[str, list[list[Run]]]:
@@ -130,10 +131,10 @@ def _distance(name: str, value: float) -> float:
 
 
 def fit_without(part: str) -> dict[str, float]:
-    """Without a source, Megatron's family or half of the sweep; "" leaves out nothing."""
+    """Without a source, Megatron's family, newer chips or half of the sweep; "": with all."""
     if part in HALVES:
         return fit(rows_of(SOURCES, without=HALVES[part]))
-    out = MEGATRON if part == FAMILY else (part,)
+    out = {FAMILY: MEGATRON, NEWER_CHIPS: NEWER}.get(part, (part,))
     return fit(rows_of(source for source in SOURCES if source not in out))
 
 
@@ -155,7 +156,7 @@ def written(values: dict[str, float]) -> str:
 
 
 def main() -> None:
-    parts = ["", *SOURCES, FAMILY, *HALVES]
+    parts = ["", *SOURCES, FAMILY, NEWER_CHIPS, *HALVES]
     with Pool() as pool:
         whole, *others = pool.map(fit_without, parts, chunksize=1)
     FILE.write_text(written(whole), encoding="utf-8")

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from aiscale.plan.hardware import platform
-from aiscale.plan.step import wave_share
+from aiscale.plan.products import wave_share
 
 DEVICES = {"a100": "a100-sxm4-80gb", "h100": "h100-sxm5-80gb"}
 HALVES = (0, 64, 96, 128, 192, 256, 384)
