@@ -4,9 +4,9 @@
 
 For each width and budget the learning rate goes by factors of 2, until the best rate has a worse
 neighbour on either side. Seeds that count in no result decide which is better: one, and the mean of
-three where runs are so short that they vary much. Then three other seeds run at the best rate. Each run is
-written to the file as soon as it ends, so a stopped benchmark goes on where it was. The smaller
-budgets come first; a search starts at the rate that the smaller budget or the narrower model found.
+three where runs are so short that they vary much. Then three other seeds run at the best rate. Each
+run is written to the file as soon as it ends, so a stopped benchmark goes on where it was. A search
+starts at the rate that the smaller budget or the narrower model found.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The planner in a browser tab: a page of sliders, in which Pyodide runs this same package.
 
-The page calls `choices`, `ask` and `judge`; they run here as well, and a test compares both. Pyodide comes
-from npm (14 MB).
+The page calls `choices`, `ask` and `judge`; they run here as well, and a test compares both.
+Pyodide comes from npm (14 MB).
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ def choices() -> str:
                 "billions": shape.parameters / 1e9,
                 "batch": command.batch_of(args),
                 "seq": shape.seq,
+                "experts": shape.experts,
             }
     machines = {}
     for name, machine in MACHINES.items():

@@ -156,35 +156,22 @@ TASKS = {
         tokens=2.6e11,
         rules=(FitsSafely(), AtLeast("mfu_pct", 48, "% MFU")),
     ),
-    "month": Task(
-        title="A month of Frontier",
-        goal="A GPT of 175B learns 80 billion tokens on 64 nodes of Frontier.",
-        hint="512 devices of 64 GB. With tp 4 a stage's messages cross few links; then raise pp "
-        "until the weights fit without recomputation. What does the micro-batch do to the bubble?",
-        learned="The rest of the month depends on the bubble: enough micro-batches, and no more "
-        "stages than the memory asks for.",
+    "experts": Task(
+        title="Experts",
+        goal="Mixtral has eight experts a layer, and a token meets two: 47B parameters, 13B of "
+        "them active. Train it on two nodes of eight H100. MFU counts the active ones.",
+        hint="Most parameters are experts', and expert parallelism divides these without cutting a "
+        "product into thinner ones. Its ranks are those of dp x tp. What divides the rest?",
+        learned="Each expert is held for every token, and computes for a quarter of them. Expert "
+        "parallelism divides that memory, at the price of an all-to-all, best inside a node.",
         free=("layout",),
-        model="gpt3-175b",
-        machine="frontier",
-        nodes=64,
-        batch=1024,
-        tokens=8e10,
-        rules=(Fits(), AtMost("days", 30, "days")),
-    ),
-    "long": Task(
-        title="Long sequences",
-        goal="Llama 8B on one node of eight H100, with 32,768 tokens in each of 16 sequences.",
-        hint="One sequence is 32,768 tokens of activations: tensor parallelism divides them, ZeRO "
-        "does not.",
-        learned="With long sequences activations, not weights, decide what fits.",
-        free=("layout",),
-        model="llama-8b",
+        model="mixtral-8x7b",
         machine="dgx-h100",
-        nodes=1,
-        batch=16,
-        seq=32768,
-        tokens=1e10,
-        rules=(Fits(), AtLeast("mfu_pct", 42, "% MFU")),
+        nodes=2,
+        batch=256,
+        seq=4096,
+        tokens=1e11,
+        rules=(Fits(), AtLeast("mfu_pct", 33, "% MFU")),
     ),
     "budget": Task(
         title="In a week, for the money",
@@ -205,6 +192,21 @@ TASKS = {
             AtMost("node_hours", 35_000, "node-hours"),
             AtMost("batch", 1024, "sequences a step"),
         ),
+    ),
+    "month": Task(
+        title="A month of Frontier",
+        goal="A GPT of 175B learns 80 billion tokens on 64 nodes of Frontier.",
+        hint="512 devices of 64 GB. With tp 4 a stage's messages cross few links; then raise pp "
+        "until the weights fit without recomputation. What does the micro-batch do to the bubble?",
+        learned="The rest of the month depends on the bubble: enough micro-batches, and no more "
+        "stages than the memory asks for.",
+        free=("layout",),
+        model="gpt3-175b",
+        machine="frontier",
+        nodes=64,
+        batch=1024,
+        tokens=8e10,
+        rules=(Fits(), AtMost("days", 30, "days")),
     ),
     "lost-node": Task(
         title="A node is lost each day",
