@@ -1,16 +1,21 @@
 """Runs of equal FLOPs: small GPTs on the source of Python's standard library, for lesson 11.
 
-run = train(16, budget=4e10, rate=2**-5, seed=0)    # {"parameters": 11712, "bytes": ..., "loss": ...}
+run = train(16, budget=4e10, rate=2**-5, seed=0)        # {"parameters": 11712, "bytes": ..., "loss": ...}
+parameters, read, losses = curve(published.measured("isoflop")["runs"], 4e10)
+best, loss, rise = lowest(parameters, losses.mean(1))   # of the parabola through the means
 
 `benchmarks/isoflop.py` stores its runs with the same `train`. All models have two layers; their width decides the
 number of parameters. FLOPs are those of `Shape.flops_per_token`: matrix products, forward and backward.
 """
 
 import math
+from collections import defaultdict
 from functools import cache
 from types import SimpleNamespace
 
+import numpy as np
 import torch
+from matplotlib import pyplot as plt
 from torch.nn.utils import clip_grad_norm_
 
 from aiscale.train.model import GPT, draw, loss_of
@@ -84,3 +89,71 @@ def held_out_loss(model):
     batches = torch.arange(0, HELD_OUT_BYTES, LENGTH).split(256)
     pairs = [windows(corpus()[1], starts) for starts in batches]
     return sum(loss_of(model(inputs), targets).item() for inputs, targets in pairs) / len(pairs)
+
+
+# Stored runs ----------------------------------------------------------------------------------------------------------
+
+
+def best_rates(runs):
+    """{(budget, width): the rate with the lowest loss on the seeds of the search}."""
+    searched = defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        if run["seed"] in SEARCH_SEEDS[run["budget"]]:
+            searched[run["budget"], run["width"]][run["log2_rate"]].append(run["loss"])
+    found = {}
+    for case, losses in searched.items():
+        most = max(map(len, losses.values()))
+        means = {rate: np.mean(values) for rate, values in losses.items() if len(values) == most}
+        found[case] = 2.0 ** min(means, key=means.get)
+    return found
+
+
+def curve(runs, budget):
+    """(parameters, bytes, losses of the seeds) of a budget, a row for each width, at the rates of the search."""
+    rates, rows = best_rates(runs), []
+    for width in WIDTHS[budget]:
+        chosen = [run for run in runs if (run["budget"], run["width"]) == (budget, width)]
+        chosen = [run for run in chosen if 2.0 ** run["log2_rate"] == rates[budget, width] and run["seed"] in SEEDS]
+        chosen.sort(key=lambda run: run["seed"])
+        rows.append((chosen[0]["parameters"], chosen[0]["bytes"], [run["loss"] for run in chosen]))
+    parameters, read, losses = zip(*rows, strict=True)
+    return np.array(parameters), np.array(read), np.array(losses)
+
+
+def lowest(parameters, losses):
+    """Where the parabola in log2(parameters) through these points is lowest: (parameters, loss, rise at half or twice
+    as many)."""
+    rise, slope, height = np.polyfit(np.log2(parameters), losses, 2)
+    at = -slope / (2 * rise)
+    return 2.0**at, height + slope * at / 2, rise
+
+
+def parabola(parameters, best, loss, rise):
+    return loss + rise * np.log2(parameters / best) ** 2
+
+
+def draw_curves(runs, live, by_hand=None):
+    """A panel for each budget: the mean of the seeds and their range, what ran here (`live`), and parabolas
+    {budget: (best parameters, loss there, rise)}; says how far these miss the means."""
+    figure, axes = plt.subplots(1, len(WIDTHS), figsize=(11, 3.2), sharey=True, layout="constrained")
+    for ax, budget in zip(axes, WIDTHS, strict=True):
+        parameters, _, losses = curve(runs, budget)
+        ax.vlines(parameters, losses.min(1), losses.max(1), color="#0068B8", alpha=0.5)
+        ax.plot(parameters, losses.mean(1), "o", color="#0068B8", label="three seeds (stored)")
+        if budget in live:
+            here = [(run["parameters"], run["loss"]) for run in live[budget]]
+            ax.plot(*zip(*here, strict=True), "x", color="black", label="seed 0 (measured here)")
+        mine = (by_hand or {}).get(budget, (None,))
+        if None not in mine:
+            fine = np.geomspace(parameters[0] / 1.3, parameters[-1] * 1.3, 60)
+            ax.plot(fine, parabola(fine, *mine), color="#D96709", label="yours")
+            miss = np.abs(parabola(parameters, *mine) - losses.mean(1)).mean()
+            least = np.abs(parabola(parameters, *lowest(parameters, losses.mean(1))) - losses.mean(1)).mean()
+            print(f"{budget:.1e} FLOPs: yours misses the points by {miss:.3f} nats, the best one by {least:.3f}")
+        ax.set(xscale="log", title=f"{budget:.1e} FLOPs", ylim=(1.6, 3))
+        ax.set_xticks(parameters, [f"{size / 1000:.3g}k" for size in parameters])
+        ax.minorticks_off()
+    axes[0].set_ylabel("held-out loss (nats a byte)")
+    figure.supxlabel("parameters")
+    axes[0].legend(fontsize=8, loc="upper left")
+    return axes
