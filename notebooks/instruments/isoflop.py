@@ -15,7 +15,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from matplotlib import pyplot as plt
 from torch.nn.utils import clip_grad_norm_
 
 from aiscale.train.model import GPT, draw, loss_of
@@ -132,10 +131,9 @@ def parabola(parameters, best, loss, rise):
     return loss + rise * np.log2(parameters / best) ** 2
 
 
-def draw_curves(runs, live, by_hand=None):
-    """A panel for each budget: the mean of the seeds and their range, what ran here (`live`), and parabolas
+def draw_curves(axes, runs, live, by_hand=None):
+    """A panel of `axes` for each budget: the mean of the seeds and their range, what ran here (`live`), and parabolas
     {budget: (best parameters, loss there, rise)}; says how far these miss the means."""
-    figure, axes = plt.subplots(1, len(WIDTHS), figsize=(11, 3.2), sharey=True, layout="constrained")
     for ax, budget in zip(axes, WIDTHS, strict=True):
         parameters, _, losses = curve(runs, budget)
         ax.vlines(parameters, losses.min(1), losses.max(1), color="#0068B8", alpha=0.5)
@@ -150,10 +148,8 @@ def draw_curves(runs, live, by_hand=None):
             miss = np.abs(parabola(parameters, *mine) - losses.mean(1)).mean()
             least = np.abs(parabola(parameters, *lowest(parameters, losses.mean(1))) - losses.mean(1)).mean()
             print(f"{budget:.1e} FLOPs: yours misses the points by {miss:.3f} nats, the best one by {least:.3f}")
-        ax.set(xscale="log", title=f"{budget:.1e} FLOPs", ylim=(1.6, 3))
+        ax.set(xscale="log", title=f"{budget:.1e} FLOPs", ylim=(1.6, 3), xlabel="parameters")
         ax.set_xticks(parameters, [f"{size / 1000:.3g}k" for size in parameters])
         ax.minorticks_off()
     axes[0].set_ylabel("held-out loss (nats a byte)")
-    figure.supxlabel("parameters")
     axes[0].legend(fontsize=8, loc="upper left")
-    return axes
