@@ -107,16 +107,24 @@ def best_rates(runs):
     return found
 
 
+def chosen(runs, budget, width):
+    """The runs of the seeds that count, at the rate of the search."""
+    rate = best_rates(runs).get((budget, width))
+    mine = [run for run in runs if (run["budget"], run["width"]) == (budget, width) and run["seed"] in SEEDS]
+    return sorted((run for run in mine if 2.0 ** run["log2_rate"] == rate), key=lambda run: run["seed"])
+
+
+def budgets_of(runs):
+    """The budgets of which every width has all its seeds."""
+    return [b for b, widths in WIDTHS.items() if all(len(chosen(runs, b, w)) == len(SEEDS) for w in widths)]
+
+
 def curve(runs, budget):
-    """(parameters, bytes, losses of the seeds) of a budget, a row for each width, at the rates of the search."""
-    rates, rows = best_rates(runs), []
-    for width in WIDTHS[budget]:
-        chosen = [run for run in runs if (run["budget"], run["width"]) == (budget, width)]
-        chosen = [run for run in chosen if 2.0 ** run["log2_rate"] == rates[budget, width] and run["seed"] in SEEDS]
-        chosen.sort(key=lambda run: run["seed"])
-        rows.append((chosen[0]["parameters"], chosen[0]["bytes"], [run["loss"] for run in chosen]))
-    parameters, read, losses = zip(*rows, strict=True)
-    return np.array(parameters), np.array(read), np.array(losses)
+    """(parameters, bytes, losses of the seeds) of a budget, a row for each width."""
+    rows = [chosen(runs, budget, width) for width in WIDTHS[budget]]
+    parameters = np.array([row[0]["parameters"] for row in rows])
+    read = np.array([row[0]["bytes"] for row in rows])
+    return parameters, read, np.array([[run["loss"] for run in row] for row in rows])
 
 
 def lowest(parameters, losses):
@@ -134,7 +142,7 @@ def parabola(parameters, best, loss, rise):
 def draw_curves(axes, runs, live, by_hand=None):
     """A panel of `axes` for each budget: the mean of the seeds and their range, what ran here (`live`), and parabolas
     {budget: (best parameters, loss there, rise)}; says how far these miss the means."""
-    for ax, budget in zip(axes, WIDTHS, strict=True):
+    for ax, budget in zip(axes, budgets_of(runs), strict=True):
         parameters, _, losses = curve(runs, budget)
         ax.vlines(parameters, losses.min(1), losses.max(1), color="#0068B8", alpha=0.5)
         ax.plot(parameters, losses.mean(1), "o", color="#0068B8", label="three seeds (stored)")
