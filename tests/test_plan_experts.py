@@ -89,7 +89,7 @@ def test_narrow_experts_with_few_tokens_run_slower_and_dropping_tokens_helps():
 
     wide = {"experts": 16, "top_k": 2, "expert_ffn": 512}
     fine = {"experts": 128, "top_k": 16, "expert_ffn": 64}
-    assert compute_s(**fine) > 1.5 * compute_s(**wide)
+    assert compute_s(**fine) > 1.2 * compute_s(**wide)
     assert compute_s(capacity=0.5) < compute_s(capacity=1.0) < compute_s(capacity=2.0)
 
 

@@ -54,7 +54,7 @@ def _doubts(known: dict[str, list[float]]) -> dict[str, list[float]]:
     parts = [(runs(source), blind(source)) for source in SOURCES]
     experts = _bands(parts, lambda run: bool(run.shape.experts))
     newer = _bands([(runs(source), blind(NEWER_CHIPS)) for source in NEWER], _is_dense_and_new)
-    # no run with experts has its memory: twice as wide, assumed
+    # only one run with experts has its memory: twice as wide, assumed
     experts["memory"] = [round(end**2, 3) for end in known["memory"]]
     found = {f"experts_{name}": ends for name, ends in experts.items()}
     found |= {f"newer_{name}": ends for name, ends in newer.items()}

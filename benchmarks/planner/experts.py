@@ -121,12 +121,15 @@ def automodel(row: dict, index: int) -> Run:
 
 
 def report(row: dict, index: int) -> Run:
-    """Four models' own reports. DeepSeek's DualPipe hides the exchange and most of the bubble."""
+    """Reports of single models. DeepSeek's DualPipe hides the exchange and most of the bubble."""
     shape = _shape(row)
     rate = row["tokens_per_s_per_gpu"]
     if rate is None:
         rate = row["mfu_pct"] / 100 * 989e12 / shape.flops_per_token()
     settings = {"software": replace(MEGATRON_TUNED, tp_overlap="backward", grouped=False)}
+    if str(row["id"]).startswith("bridge"):
+        software = replace(MEGATRON_TUNED, grouped=False, fused_order=True, ep_overlap=True)
+        settings = {"software": replace(software, counter="torch")}
     if row["model"] == "deepseek-v3":
         overlapped = replace(MEGATRON_TUNED, ep_overlap=True, fp8_dispatch=True)
         settings = {"software": overlapped, "schedule": "zero-bubble"}
@@ -145,7 +148,9 @@ def report(row: dict, index: int) -> Run:
         layout=layout,
         platform=_platform(row),
         step_s=_step_s(row, rate),
+        memory_bytes=row["memory_GiB"] * 2**30 if row["memory_GiB"] else None,
         model=row["model"],
+        first_stage=True,
     )
 
 

@@ -21,7 +21,8 @@ def lines(boards: dict[str, list[Score]], regrets: dict[str, dict[str, float]]) 
         ("program_left_out", "any run of its program"),
     ):
         said.append(_headline(boards[board], unseen))
-    return [*said, _choices(regrets), _far(boards["left_out"])]
+    halves = boards["one_model_left_out"]
+    return [*said, _halves(halves), _choices(regrets), _in_common(), _far(boards["left_out"])]
 
 
 def _counted(board: list[Score]) -> str:
@@ -34,7 +35,18 @@ def _counted(board: list[Score]) -> str:
     return (
         f"{whole.timed:,} of {whole.runs:,} published runs have a step time, and "
         f"{whole.timed - whole.stalls:,} are scored without stalls. {sources} stalled: they took "
-        f"over {STALL} times what constants fitted to all tables predict. {_in_common()}"
+        f"over {STALL} times what constants fitted to all tables predict."
+    )
+
+
+def _halves(board: list[Score]) -> str:
+    """Each model of the large sweep, predicted by constants that saw its other model."""
+    without = " and ".join(f"{row.step_median_pct:.1f} %" for row in board)
+    every = " and ".join(f"{row.step_with_stalls_pct:.1f} %" for row in board)
+    memory = " and ".join(f"{row.memory_median_pct:.1f} %" for row in board)
+    return (
+        f"Each of nanotron's two models predicted with the other: step time {without} off without "
+        f"stalls, {every} with them; memory {memory}."
     )
 
 
@@ -48,7 +60,7 @@ def _in_common() -> str:
 
     most = [run for run in stalled if run.layout.micro_batch <= 4]
     return (
-        f"Of its runs on {MOST_WAIT_NODES} nodes {share(_on_most_nodes)} stalled, on 32 "
+        f"Of nanotron's runs on {MOST_WAIT_NODES} nodes {share(_on_most_nodes)} stalled, on 32 "
         f"{share(_on_32_nodes)}, on fewer {share(_on_few_nodes)}; of pipelines "
         f"{share(_is_pipeline)}, of others {share(_is_whole)}; of those with dp 32 or more "
         f"{share(_is_wide)}; {100 * len(most) / len(stalled):.0f} % have micro-batches of 4 or "

@@ -146,12 +146,14 @@ class Answer:
             )
         if "rccl" in doubts:
             said.append(
-                "published runs on AMD's GPUs over several nodes took longer than predicted, for "
-                "a reason that is not known: the range holds them"
+                "published runs on AMD's GPUs over several nodes took longer than predicted, and "
+                "the range holds them; by how much RCCL falls behind at scale is unknown (on 2,048 "
+                "GCDs another library was up to 168 times as fast: Singh et al., arXiv:2504.18658)"
             )
         if self.shape.experts:
             said.append(
-                "no published run with experts has its memory: its range is assumed, twice as wide"
+                "only one published run with experts has its memory: "
+                "its range is assumed, twice as wide"
             )
         return said
 

@@ -22,8 +22,7 @@ from aiscale.plan.products import product_seconds
 class ExpertTime:
     """Seconds of one layer and micro-batch; all 0 without experts."""
 
-    #: waiting: seconds in which the device waits for the host, which waits for the router
-    __slots__ = ("forward", "backward", "exchange", "host", "waiting")
+    __slots__ = ("forward", "backward", "exchange", "host")
 
     def __init__(
         self,
@@ -34,7 +33,7 @@ class ExpertTime:
         c,
         seconds: Callable[..., float],
     ) -> None:
-        self.forward = self.backward = self.exchange = self.host = self.waiting = 0.0
+        self.forward = self.backward = self.exchange = self.host = 0.0
         share = shape.expert_share
         if not share:
             return
@@ -46,10 +45,6 @@ class ExpertTime:
         self.backward = share * (backward + moved * 2 / 3)
         self.exchange = share * exchange_seconds(shape, layout, copies, platform, c, seconds)
         self.host = share * expert_host_seconds(shape, layout, platform, c)
-        if not shape.capacity:
-            # Without a capacity the host learns from the router how many tokens each expert gets,
-            # and only then launches the rest of the forward pass.
-            self.waiting = self.host / 3
 
 
 def copies_of(shape: Shape, layout: Layout, tokens: int) -> float:
@@ -96,9 +91,18 @@ def exchange_seconds(
     c,
     seconds: Callable[..., float],
 ) -> float:
-    """All-to-all that is waited for: tokens to experts and back, forward and backward."""
+    """Exchange that is waited for: tokens to experts and back, forward and backward.
+
+    All to all between ep ranks; where an expert is cut, its etp ranks gather its tokens and scatter
+    the sums.
+    """
+    passes = 2 + (1 if layout.recompute == "full" else 0)
+    gathered = layout.wide * copies * shape.hidden * layout.etp
+    g = min(layout.etp, platform.gpus_per_node)
+    cut = seconds("all_gather", gathered, layout.etp, g, platform, c)
+    cut += seconds("reduce_scatter", gathered, layout.etp, g, platform, c)
     if layout.ep == 1:
-        return 0.0
+        return passes * cut
     # the ranks of a token's group on a node: tensor-parallel ranks fold into experts' groups
     g = min(layout.ep, max(1, platform.gpus_per_node // layout.etp))
     nodes = layout.ep / g
@@ -109,8 +113,7 @@ def exchange_seconds(
     once = seconds("all_to_all", there, layout.ep, g, platform, c)
     back = seconds("all_to_all", sent, layout.ep, g, platform, c)
     exposed = c.ep_overlapped if layout.software.ep_overlap else 1.0
-    passes = 2 + (1 if layout.recompute == "full" else 0)
-    return passes * (once + back) * exposed
+    return passes * ((once + back) * exposed + cut)
 
 
 def copies_over_nodes(top_k: int, nodes: float) -> float:

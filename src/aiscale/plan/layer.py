@@ -57,7 +57,14 @@ class LayerTime:
             * (c.compiled_launches if software.compiled else 1.0)
         )
         routed = ExpertTime(shape, layout, tokens, platform, c, seconds)
-        self.forward = forward + attention + moved / 3 + routed.forward + routed.waiting
+        self.host = host_seconds(layout, platform, c) + routed.host
+        if not software.flash and not _fuses_scores(shape, layout):
+            self.host *= c.unfused_launches
+        self.forward = forward + attention + moved / 3 + routed.forward
+        if not shape.capacity:
+            # The host learns from the router how many tokens each expert gets, and only then
+            # launches what follows: in the forward pass neither runs ahead of the other.
+            self.forward += shape.expert_share * self.host / 3
         again = {
             "none": 0.0,
             "full": 1.0,
@@ -71,9 +78,6 @@ class LayerTime:
             shape, layout, tokens, attention + attention_backward, platform, c
         )
         self.experts = routed.exchange
-        self.host = host_seconds(layout, platform, c) + routed.host
-        if not software.flash and not _fuses_scores(shape, layout):
-            self.host *= c.unfused_launches
 
 
 def _products(
@@ -144,7 +148,8 @@ def host_seconds(layout: Layout, platform: Platform, c) -> float:
         return 0.0
     launches = c.launch_s + c.launch_slow_s * layout.software.slow_host
     if layout.tp > 1:
-        launches += c.launch_tp_s
+        # two all-reduces in each pass; with sequence parallelism four calls, and six
+        launches += c.launch_tp_s * (2.5 if layout.sequence_parallel else 1.0)
         if layout.pp > 1 and layout.software.slow_host:
             launches += (
                 c.launch_peer_s

@@ -43,16 +43,18 @@ def wave_share(rows: int, columns: int, inner: int, many: int, units: int, half:
     return best * inner / (inner + half)
 
 
-def inner_half(platform: Platform, c) -> float:
-    """The inner dimension at which a product of this device reaches half its rate."""
-    return c.inner_half * platform.peak("bf16") / platform.units / UNIT_FLOPS
+@lru_cache(maxsize=256)
+def unit_share(platform: Platform) -> float:
+    """Peak of one of its units over that of an H100's."""
+    return platform.peak("bf16") / platform.units / UNIT_FLOPS
 
 
 def product_seconds(
     rows: int, columns: int, inner: int, many: int, platform: Platform, peak: float, c
 ) -> float:
     """`many` products of rows x inner by inner x columns, in one kernel."""
-    share = wave_share(rows, columns, inner, many, platform.units, inner_half(platform, c))
+    half = c.inner_half * unit_share(platform)
+    share = wave_share(rows, columns, inner, many, platform.units, half)
     if columns % 64 or inner % 64 or rows % 64:
         share *= c.unaligned_share
     flops = 2.0 * rows * columns * inner * many

@@ -1,8 +1,9 @@
 """Runs as rows of a table: columns as in the published sweep of nanotron, an answer for each row.
 
 An empty cell, or a column that is missing, takes its value of DEFAULTS; `dp` that which fills the
-GPUs. `program`: megatron or nanotron; auto: the one that the row's id, note or source names, else
-works as Megatron. A row that no one could run has empty fields and an `error`.
+GPUs, `etp` that of `tp`, as Megatron-Core has it. `program`: megatron or nanotron; auto: the one
+that the row's id, note or source names, else works as Megatron. A row that no one could run has
+empty fields and an `error`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ DEFAULTS: dict[str, str] = {
     "cp": "1",
     "cp_kind": "ring",
     "ep": "1",
-    "etp": "1",
+    "etp": "0",
     "head_dim": "0",
     "experts": "0",
     "top_k": "0",
@@ -156,7 +157,6 @@ def read(row: dict[str, str]):
         "cp",
         "cp_kind",
         "ep",
-        "etp",
         "virtual_stages",
         "micro_batch",
         "zero_stage",
@@ -168,6 +168,7 @@ def read(row: dict[str, str]):
         dp=dp,
         schedule="interleaved" if pieces > 1 else "1f1b",
         **{key: cells[key] for key in same},
+        etp=cells["etp"] or (cells["tp"] if shape.experts else 1),
         global_batch=cells["global_batch"] or dp * cells["micro_batch"],
         sequence_parallel=cells["sequence_parallel"] and cells["tp"] > 1,
         software=PROGRAMS[named] if named else replace(PROGRAMS["megatron"], program=""),

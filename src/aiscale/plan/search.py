@@ -1,9 +1,9 @@
 """All layouts of a model on so many devices, ranked, with reasons; and what would make it fit.
 
-Tried: tp up to a node, every pp that layers allow, ep that divides the experts, ZeRO-1 and FSDP, no
-and full recomputation, interleaving, cp for long sequences by ring and by all-to-all, and every
-micro-batch of 1, 2, 3, 4, 6, 8, 12 and so on that divides a rank's sequences, until none fits.
-Memory is asked first, so most layouts cost microseconds.
+Tried: tp up to a node, every pp that layers allow, ep that divides the experts, ZeRO-1 and FSDP,
+no, selective and full recomputation, interleaving, cp for long sequences by ring and by all-to-all,
+and every micro-batch of 1, 2, 3, 4, 6, 8, 12 and so on that divides a rank's sequences, until none
+fits. Memory is asked first, so most layouts cost microseconds.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from aiscale.plan.layout import PROGRAMS, Layout, Shape, Software, shape_named
 from aiscale.plan.machines import Machine
 from aiscale.plan.memory import capacity_bytes, fits, needed_bytes
 
-#: A framework that trains at scale today: as Megatron; weights return in the next forward pass.
-TUNED = replace(PROGRAMS["megatron"], program="", gather_overlap=True)
+#: A framework that trains at scale today: as Megatron; weights return in the next forward pass, and
+#: tokens are ordered while they are sent, once to each node (DeepEP, HybridEP).
+TUNED = replace(
+    PROGRAMS["megatron"], program="", gather_overlap=True, dispatch="by node", fused_order=True
+)
 LONG = 16_384  #: tokens of a sequence from which context parallelism is tried
 
 
@@ -163,7 +166,7 @@ def micro_batches(base: Layout) -> list[int]:
 def variants(shape: Shape, bases: list[Layout], micro: int) -> Iterator[Layout]:
     """The layouts of a mesh with this micro-batch; each passes Layout.check."""
     for base in bases:
-        for recompute in ("none", "full"):
+        for recompute in ("none", "selective", "full"):
             layout = replace(base, micro_batch=micro, recompute=recompute)
             m = layout.micro_batches
             if m >= layout.pp:
@@ -182,7 +185,7 @@ def _meshes(shape: Shape, platform: Platform, gpus: int) -> Iterator[tuple[int, 
             continue
         for cp in (1, 2, 4, 8) if shape.seq >= LONG else (1,):
             for pp in range(1, min(shape.layers, gpus // tp) + 1):
-                even = shape.layers % pp == 0 or shape.layers / pp >= 4
+                even = shape.layers % pp == 0 or shape.layers / pp >= 3
                 if even and gpus % (tp * pp * cp) == 0:
                     yield tp, pp, cp, gpus // (tp * pp * cp)
 

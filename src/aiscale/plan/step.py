@@ -23,7 +23,6 @@ from aiscale.plan.memory import stage_grids, stage_parameters
 from aiscale.plan.products import product_seconds
 from aiscale.plan.stalls import likely_wait_s
 
-
 #: Of a Llama: queries, keys and values in one, attention's output, two of the MLP, two norms.
 TENSORS_OF_A_LAYER = 6
 
