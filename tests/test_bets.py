@@ -1,0 +1,36 @@
+"""Lesson 11's bets: both sides choose among the same layouts, and the best of all is one of them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from aiscale.plan.regret import of_choice, published_groups
+
+sys.path.append(str(Path(__file__).parents[1] / "notebooks"))
+from instruments.bets import EIGHT, eight_of, regret_table
+
+GROUPS = [
+    *published_groups("nanotron_sweep"),
+    *published_groups("bloom_176b_topology_sweep"),
+]
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.name)
+def test_eight_layouts_hold_the_fastest_and_the_planners_choice_with_their_regret(group):
+    job = eight_of(group)
+    assert len(job.layouts) == min(EIGHT, len(set(group.layouts)))
+    assert len(set(job.layouts)) == len(job.layouts)
+    assert min(job.measured_s) == min(group.measured_s)
+    for layout in job.layouts:
+        assert of_choice(job, layout) == of_choice(group, layout)
+
+
+def test_the_table_says_what_a_choice_lost():
+    job = eight_of(GROUPS[0])
+    slowest = job.layouts[job.measured_s.index(max(job.measured_s))]
+    line = regret_table({"a job": job}, {"a job": slowest}).splitlines()[-1]
+    lost = max(job.measured_s) - min(job.measured_s)
+    assert slowest in line and f"{lost:.3g} ({of_choice(job, slowest):.2f} x)" in line
