@@ -1,4 +1,4 @@
-"""Lesson 11's bets: both sides choose among the same layouts, and the best of all is one of them."""
+"""Lesson 11's bets: both sides choose among the same layouts, the best of all included."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def test_eight_layouts_hold_the_fastest_and_the_planners_choice_with_their_regre
     assert len(job.layouts) == min(EIGHT, len(set(group.layouts)))
     assert len(set(job.layouts)) == len(job.layouts)
     assert min(job.measured_s) == min(group.measured_s)
+    assert job.planned == group.planned
     for layout in job.layouts:
         assert of_choice(job, layout) == of_choice(group, layout)
 
