@@ -84,8 +84,8 @@ def test_tokens_travel_to_experts_and_back_in_both_passes():
 
 def test_narrow_experts_with_few_tokens_run_slower_and_dropping_tokens_helps():
     def compute_s(**changes):
-        shape = replace(MOE, **changes)
-        return step_seconds(shape, BASE, H100, constants(launch_s=0, launch_experts_s=0)).compute_s
+        layout = replace(BASE, software=Software(graphed=True))  # no host
+        return step_seconds(replace(MOE, **changes), layout, H100, CONSTANTS).compute_s
 
     wide = {"experts": 16, "top_k": 2, "expert_ffn": 512}
     fine = {"experts": 128, "top_k": 16, "expert_ffn": 64}

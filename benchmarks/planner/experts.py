@@ -105,6 +105,7 @@ def nvidia(row: dict, index: int) -> Run:
         platform=_platform(row),
         step_s=_step_s(row, row["measured_tokens_per_s_per_gpu"]),
         model=row["model"],
+        memory_known=False,
     )
 
 
@@ -117,6 +118,7 @@ def automodel(row: dict, index: int) -> Run:
         platform=_platform(row),
         step_s=row["step_s"],
         model=row["model"],
+        memory_known=False,
     )
 
 
@@ -151,6 +153,7 @@ def report(row: dict, index: int) -> Run:
         memory_bytes=row["memory_GiB"] * 2**30 if row["memory_GiB"] else None,
         model=row["model"],
         first_stage=True,
+        memory_known=False,
     )
 
 
@@ -171,4 +174,5 @@ def primus(row: dict, index: int) -> Run:
         platform=_platform(row),
         step_s=_step_s(row, row["measured_tokens_per_s_per_gpu"]),
         model=row["model"],
+        memory_known=False,
     )

@@ -7,10 +7,10 @@ coordinate search over the constants that have a range, each from its prior: the
 every machine and at every run, which `tests/test_plan.py` checks. scipy's Powell ends within 1 % of
 the same loss, in eight times the time.
 
-A source counts as the root of its rows, 60 at most, so the large sweep does not drown the others;
-of a long table a fixed part of the rows is used. A charge for the distance from the prior keeps a
-constant there if few rows depend on it, but for those that one source alone shows. An error beyond
-CAP counts as CAP: a stall does not pull.
+A source counts as the root of its rows, of at most `MOST_ROWS`, so the large sweep does not drown
+the others; of a long table a fixed part of the rows is used. A charge for the distance from the
+prior keeps a constant there if few rows depend on it, but for those that one source alone shows. An
+error beyond CAP counts as CAP: a stall does not pull.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from aiscale.plan.constants import FILE, TABLE, constants
 from aiscale.plan.memory import capacity_bytes, needed_bytes, peak_bytes
 
 CAP = math.log(STALL)
-MOST_ROWS = 60
+MOST_ROWS = {"time": 60, "memory": 100}
 CHARGE = 0.03
 ROUNDS = 4
 FITTED = tuple(name for name, row in TABLE["constants"].items() if "range" in row)
@@ -59,9 +59,11 @@ def rows_of(sources: Iterable[str], without: str = "") -> dict[str, list[list[Ru
             for run in runs(source)
             if run.ran and not (without and run.model.startswith(without))
         ]
-        for what, rows in (("time", [run for run in ran if run.step_s]), ("memory", ran)):
+        timed = [run for run in ran if run.step_s]
+        held = [run for run in ran if run.memory_bytes or run.memory_known]
+        for what, rows in (("time", timed), ("memory", held)):
             if rows:
-                chosen[what].append(rows[:: -(-len(rows) // MOST_ROWS)])
+                chosen[what].append(rows[:: -(-len(rows) // MOST_ROWS[what])])
     return chosen
 
 

@@ -21,6 +21,8 @@ class Run:
     memory_bytes: float | None = None
     ran: bool = True
     model: str = ""  #: layouts of one model are ranked among each other
+    #: what it recomputes, and how it holds fp8 weights, is published: then that it fitted says much
+    memory_known: bool = True
     first_stage: bool = False  #: memory is that of the first stage, not of the fullest
 
 
