@@ -35,3 +35,19 @@ def test_the_table_says_what_a_choice_lost():
     line = regret_table({"a job": job}, {"a job": slowest}).splitlines()[-1]
     lost = max(job.measured_s) - min(job.measured_s)
     assert slowest in line and f"{lost:.3g} ({of_choice(job, slowest):.2f} x)" in line
+
+
+def test_the_lesson_says_why_the_planner_lost():
+    """A stall on 8 GPUs, tensor parallelism over two nodes on 512, and micro-batches of BLOOM."""
+    jobs = {group.name: eight_of(group) for group in GROUPS}
+    regrets = {name: of_choice(job, job.planned) for name, job in jobs.items()}
+    assert regrets["32 layers, 8 GPUs, batch 256"] > 2.5
+    assert regrets["32 layers, 64 GPUs, batch 256"] < 1.1
+    assert "tp 16" in jobs["32 layers, 512 GPUs, batch 256"].planned
+    bloom = jobs["13824 x 78, 384 GPUs, batch 2048"]
+    one, two = (
+        bloom.layouts.index(f"dp 8, tp 4, pp 12, zero 1, micro-batch {size}, recompute full")
+        for size in (1, 2)
+    )
+    assert bloom.predicted_s[one] == pytest.approx(bloom.predicted_s[two], rel=0.03)
+    assert bloom.measured_s[one] / bloom.measured_s[two] == pytest.approx(1.4, abs=0.05)
