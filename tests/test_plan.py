@@ -428,6 +428,17 @@ def test_the_fit_reads_every_table_from_its_first_rows_to_its_last(fit):
             )
 
 
+def test_the_fit_computes_anew_what_a_constant_changes_and_nothing_else(fit):
+    rows = fit.rows_of(["nanotron_sweep", "moe_reports", "torchtitan_llama3"])
+    for what, names in (("time", ("order_traffic", "fp8_cast")), ("memory", ("undivided_bytes",))):
+        values = {name: TABLE["constants"][name]["value"] for name in fit.FITTED}
+        errors = fit.Errors(rows[what], what, values)
+        for name in names:
+            tried = values | {name: 1.2 * values[name]}
+            assert errors.after(tried, name) == fit.Errors(rows[what], what, tried).errors
+            assert len(errors.touched[name]) < sum(map(len, rows[what]))
+
+
 @pytest.mark.extended
 def test_the_stored_constants_are_those_of_the_fit(fit):
     stored = {name: TABLE["constants"][name]["value"] for name in fit.FITTED}

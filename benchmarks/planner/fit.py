@@ -129,9 +129,8 @@ class Errors:
 def touches(runs_of_it: list[Run], what: str) -> dict[str, set[int]]:
     """{constant: ids of the runs whose prediction it can change}.
 
-    With the host as planned, and without it: what bounds a run may change while constants move.
-
-    Most constants concern few runs: experts, fp8, or one program.
+    Most constants concern few runs: experts, fp8, or one program. It is asked at the priors, and
+    without the host. A run that only the fitted host binds is missed for the host's constants.
     """
     priors = {name: TABLE["constants"][name]["prior"] for name in FITTED}
     no_host = dict.fromkeys((name for name in FITTED if name.startswith("launch")), 0.0)
