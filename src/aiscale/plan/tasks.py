@@ -129,8 +129,8 @@ TASKS = {
     "fit": Task(
         title="Make it fit",
         goal="Llama 70B on four nodes of eight H100. Choose a layout that fits and computes well.",
-        hint="Weights, gradients and Adam's states take about 18 bytes a parameter. Divide by tp "
-        "and pp: how much is left for a device? Keep tp inside a node.",
+        hint="Weights, gradients and Adam's states take about 18 bytes a parameter: 40 GB a device if tp x "
+        "pp is 32. Keep tp inside a node of eight, and let pp cross nodes.",
         learned="On few devices tensor and pipeline parallelism divide the states and the layers' "
         "activations, too; ZeRO-3 divides the states alone.",
         free=("layout",),
@@ -145,7 +145,8 @@ TASKS = {
         title="Leave room",
         goal="FORGE-M, 13B, on eight nodes of Perlmutter with 40 GB a device. The memory's range "
         "says where 8 of 10 published runs ended: stay below the limit at its upper end.",
-        hint="Selective recomputation gives memory back for little time. Or divide the layers.",
+        hint="Divide the states first (ZeRO-1 with tp and pp, or FSDP). Then a larger micro-batch computes "
+        "faster, and selective recomputation pays for its memory.",
         learned="The fastest layout that fits by a gigabyte may not run. A few percent of speed "
         "buy a safe margin.",
         free=("layout",),
@@ -196,8 +197,8 @@ TASKS = {
     "month": Task(
         title="A month of Frontier",
         goal="A GPT of 175B learns 80 billion tokens on 64 nodes of Frontier.",
-        hint="512 devices of 64 GB. With tp 4 a stage's messages cross few links; then raise pp "
-        "until the weights fit without recomputation. What does the micro-batch do to the bubble?",
+        hint="With tp 4 a stage's messages cross few links. Divide the optimizer states (ZeRO-1), then raise "
+        "pp until it fits without recomputation. What does the micro-batch do to the bubble?",
         learned="The rest of the month depends on the bubble: enough micro-batches, and no more "
         "stages than the memory asks for.",
         free=("layout",),
@@ -213,8 +214,9 @@ TASKS = {
         goal="A GPT of 22B on four nodes of eight A100. A node is lost each day, with all that it "
         "holds, and you do not want to read a checkpoint: the others must have it all. Find a "
         "layout that is cheap.",
-        hint="Who else holds rank 0's optimizer states? Ranks are numbered along tp first, then "
-        "along dp: tp x dp devices in a row hold one stage, and these must be more than a node.",
+        hint="Who else holds rank 0's optimizer states? Ranks are numbered along tp first, then along dp: "
+        "tp x dp devices in a row hold one stage, and these must be more than a node. Then a larger "
+        "micro-batch makes it cheaper.",
         learned="ZeRO and FSDP save memory by keeping one copy. Whole copies on several nodes cost "
         "memory, and save the checkpoint's way.",
         free=("layout",),
