@@ -129,8 +129,8 @@ TASKS = {
     "fit": Task(
         title="Make it fit",
         goal="Llama 70B on four nodes of eight H100. Choose a layout that fits and computes well.",
-        hint="Weights, gradients and Adam's states take about 18 bytes a parameter: 40 GB a device if tp x "
-        "pp is 32. Keep tp inside a node of eight, and let pp cross nodes.",
+        hint="Weights, gradients and Adam's states take about 18 bytes a parameter: 40 GB a device "
+        "if tp x pp is 32. Keep tp inside a node of eight, and let pp cross nodes.",
         learned="On few devices tensor and pipeline parallelism divide the states and the layers' "
         "activations, too; ZeRO-3 divides the states alone.",
         free=("layout",),
@@ -145,8 +145,8 @@ TASKS = {
         title="Leave room",
         goal="FORGE-M, 13B, on eight nodes of Perlmutter with 40 GB a device. The memory's range "
         "says where 8 of 10 published runs ended: stay below the limit at its upper end.",
-        hint="Divide the states first (ZeRO-1 with tp and pp, or FSDP). Then a larger micro-batch computes "
-        "faster, and selective recomputation pays for its memory.",
+        hint="Divide the states first (ZeRO-1 with tp and pp, or FSDP). Then a larger micro-batch "
+        "computes faster, and selective recomputation pays for its memory.",
         learned="The fastest layout that fits by a gigabyte may not run. A few percent of speed "
         "buy a safe margin.",
         free=("layout",),
@@ -162,7 +162,8 @@ TASKS = {
         goal="Mixtral has eight experts a layer, and a token meets two: 47B parameters, 13B of "
         "them active. Train it on two nodes of eight H100. MFU counts the active ones.",
         hint="Most parameters are experts', and expert parallelism divides these without cutting a "
-        "product into thinner ones. Its ranks are those of dp x tp. What divides the rest?",
+        "product into thinner ones. Its ranks are those of dp x tp. A pipeline and a little "
+        "tp divide the rest.",
         learned="Each expert is held for every token, and computes for a quarter of them. Expert "
         "parallelism divides that memory, at the price of an all-to-all, best inside a node.",
         free=("layout",),
@@ -197,8 +198,9 @@ TASKS = {
     "month": Task(
         title="A month of Frontier",
         goal="A GPT of 175B learns 80 billion tokens on 64 nodes of Frontier.",
-        hint="With tp 4 a stage's messages cross few links. Divide the optimizer states (ZeRO-1), then raise "
-        "pp until it fits without recomputation. What does the micro-batch do to the bubble?",
+        hint="With tp 4 a stage's messages cross few links. Divide the optimizer states (ZeRO-1), "
+        "then raise pp until it fits without recomputation. What does the micro-batch do to "
+        "the bubble?",
         learned="The rest of the month depends on the bubble: enough micro-batches, and no more "
         "stages than the memory asks for.",
         free=("layout",),
@@ -214,9 +216,9 @@ TASKS = {
         goal="A GPT of 22B on four nodes of eight A100. A node is lost each day, with all that it "
         "holds, and you do not want to read a checkpoint: the others must have it all. Find a "
         "layout that is cheap.",
-        hint="Who else holds rank 0's optimizer states? Ranks are numbered along tp first, then along dp: "
-        "tp x dp devices in a row hold one stage, and these must be more than a node. Then a larger "
-        "micro-batch makes it cheaper.",
+        hint="Who else holds rank 0's optimizer states? Ranks are numbered along tp first, then "
+        "along dp: tp x dp devices in a row hold one stage, and these must be more than a "
+        "node. Then a larger micro-batch makes it cheaper.",
         learned="ZeRO and FSDP save memory by keeping one copy. Whole copies on several nodes cost "
         "memory, and save the checkpoint's way.",
         free=("layout",),
