@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from aiscale.errors import ConfigError, hint
 from aiscale.plan.config import HFModelConfig, ModelConfig, Run
+from aiscale.plan.cost.parameters import check_dense
 from aiscale.plan.presets import model_of, presets
 
 
@@ -327,6 +328,7 @@ SHAPES: dict[str, Shape] = {
 
 def shape_of(model: ModelConfig | HFModelConfig, seq: int) -> Shape:
     """The planner's view of a model. Raises ConfigError where our GPT has no such shape."""
+    check_dense(model)
     model = model.shape if isinstance(model, HFModelConfig) else model
     return Shape(
         layers=model.n_layer,

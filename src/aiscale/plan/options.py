@@ -66,7 +66,8 @@ def _model(trainer: str, args: argparse.Namespace) -> ModelConfig | HFModelConfi
         return model
     if trainer == "megatron":  # pads the vocabulary, as Megatron-LM does
         multiple = math.lcm(128, args.tp)
-        return replace(model, vocab_size=math.ceil(model.vocab_size / multiple) * multiple)
+        padded = math.ceil(model.vocab_size / multiple) * multiple
+        return replace(model, vocab_size=padded, experts=args.experts, top_k=args.top_k)
     return replace(model, fused_qkv=False)
 
 

@@ -51,6 +51,7 @@ def mixture(args):
     return {
         "num_moe_experts": args.experts,
         "moe_router_topk": args.top_k,
+        "moe_router_dtype": "fp32",  # in 16 bits experts would tie
         "moe_token_dispatcher_type": "alltoall",
         "moe_grouped_gemm": False,  # it needs Transformer Engine: here one expert after the other
         # Of one sequence: the same for every grid. aux_loss is of what a rank computes at once.

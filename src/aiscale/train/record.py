@@ -22,7 +22,7 @@ import torch
 
 PACKAGES = ("aiscale", "torch", "transformers", "deepspeed", "megatron-core")
 #: A training goes on only with the same value of these.
-LASTING = "model length batch held_out seed optimizer bf16 fp16 fp64 no_zero1".split()
+LASTING = "model length batch held_out seed optimizer bf16 fp16 fp64 no_zero1 experts".split()
 #: Trainers whose checkpoints are their library's.
 OWN_CHECKPOINTS = ("zero", "megatron")
 TRAINER = Path(sys.argv[0]).stem  #: the script that runs
