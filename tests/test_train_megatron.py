@@ -112,7 +112,7 @@ def test_a_rank_draws_within_twice_the_memory_of_its_shard(drawn):
             "--experts 8 --ep 4 --tp 2 --sequence-parallel",
             "--ep 4: it must divide tp x dp = 4 ranks",
         ),
-        ("--experts 4", "add --sequence-parallel"),
+        ("--experts 4", "wants --sequence-parallel: add it"),
     ],
 )
 def test_what_megatron_core_cannot_do_is_refused_in_a_line(words, value):

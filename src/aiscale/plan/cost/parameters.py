@@ -83,7 +83,7 @@ def parameters(model: ModelConfig | HFModelConfig) -> dict[str, int]:
 
 
 def _mixture_parameters(model: ModelConfig) -> dict[str, int]:
-    """Megatron-Core's: norms have biases, matrices have none; the router counts as a part of mlp."""
+    """Megatron-Core's: norms have biases, matrices have none; mlp includes the router."""
     dense = replace(model, experts=0)
     matrices, router = matmul_parameters(dense), model.d_model * model.experts
     return {
