@@ -385,7 +385,7 @@ def needs_gb(run, ranks: int) -> float:
 
     For transformers' models those of our model of the same shape, and the logits' gradients."""
     _, micro_batch = run.loop.micro_batches(run.parallel.data_parallel(ranks))
-    if run.model.experts:
+    if getattr(run.model, "experts", 0):
         return mixture_gb(run, micro_batch)
     logits = 0
     if isinstance(run.model, HFModelConfig):
