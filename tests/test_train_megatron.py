@@ -151,8 +151,11 @@ def test_a_mixture_goes_on_with_its_experts_on_other_ranks_and_equals_one_rank(t
     train("megatron", 1, one, "--steps", "6", *alone, *common)
     train("megatron", 4, folder, "--steps", "2", *alone, "--ep", "4", *common)
     train("megatron", 8, folder, "--steps", "4", *together, "--ep", "2", *common)
-    train("megatron", 1, folder, "--steps", "6", *alone, "--recompute", *common)
+    train("megatron", 2, folder, "--steps", "6", *alone, "--ep", "2", "--recompute", *common)
     assert_equal(folder, one)
+    words = ("--save", folder, "--steps", "7", *map(str, (*alone, *common)))
+    done = run("aiscale.train.megatron", *words, cwd=tmp_path)
+    assert done.returncode == 2 and "has --ep 2, and Megatron-Core goes on" in done.stderr
 
 
 def test_the_parameters_of_a_mixture_are_counted_as_megatron_core_has_them(tmp_path):

@@ -25,6 +25,7 @@ class Reader(nn.Module):
         self.token, self.place = nn.Embedding(256, width), nn.Embedding(CONTEXT, width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.head = nn.Linear(width, 256, bias=False)
+        nn.init.normal_(self.out.weight, std=0.4)
 
     def forward(self, inputs, places):  # (B, T), (T,) -> (B, T, 256)
         h = self.token(inputs) + self.place(places)
@@ -65,6 +66,6 @@ def main(args):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--lr", type=float, default=0.2)
+    parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)
     main(parser.parse_args())

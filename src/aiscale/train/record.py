@@ -123,6 +123,12 @@ def other_training(args, world_size):
         was = before["world_size"]
         why = f"is of {was} ranks, and DeepSpeed's checkpoints go on with the same number"
         return f"--save {args.save} {why}: start {was} ranks, or choose another folder"
+    was, wanted = before["options"].get("ep", 1), getattr(args, "ep", 1)
+    if (was > 1) != (wanted > 1):  # of one rank's experts it makes no optimizer of their own
+        why = (
+            f"has --ep {was}, and Megatron-Core goes on between numbers above 1 only, not {wanted}"
+        )
+        return f"--save {args.save} {why}: choose another folder"
     for name in LASTING:
         was, wanted = before["options"].get(name, False), getattr(args, name, False)
         if was != wanted:
