@@ -108,3 +108,15 @@ def not_mixed(args: argparse.Namespace, ranks: int) -> str | None:
         rule = "Megatron-Core then wants --sequence-parallel: add it, or take --tp 1"
         return f"--experts {experts} with --tp {args.tp}: {rule}"
     return None
+
+
+def other_experts(before: dict, args: argparse.Namespace) -> str | None:
+    """Why a run with the options `before` cannot go on with these experts on a rank, or None.
+
+    Megatron-Core has an optimizer for the experts only where ranks share them.
+    """
+    was, ep = before.get("ep", 1), getattr(args, "ep", 1)
+    if (was > 1) == (ep > 1):
+        return None
+    rule = f"has --ep {was}, and Megatron-Core goes on between numbers above 1 only, not --ep {ep}"
+    return f"--save {args.save} {rule}: choose another folder"

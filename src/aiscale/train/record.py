@@ -20,11 +20,12 @@ from pathlib import Path
 
 import torch
 
+from aiscale.train.layout import other_experts
+
 PACKAGES = ("aiscale", "torch", "transformers", "deepspeed", "megatron-core")
 #: A training goes on only with the same value of these.
 LASTING = "model length batch held_out seed optimizer bf16 fp16 fp64 no_zero1 experts".split()
-#: Trainers whose checkpoints are their library's.
-OWN_CHECKPOINTS = ("zero", "megatron")
+OWN_CHECKPOINTS = ("zero", "megatron")  #: trainers whose checkpoints are their library's
 TRAINER = Path(sys.argv[0]).stem  #: the script that runs
 LOCKED = []  #: the file whose lock this process has until it ends
 
@@ -123,18 +124,12 @@ def other_training(args, world_size):
         was = before["world_size"]
         why = f"is of {was} ranks, and DeepSpeed's checkpoints go on with the same number"
         return f"--save {args.save} {why}: start {was} ranks, or choose another folder"
-    was, wanted = before["options"].get("ep", 1), getattr(args, "ep", 1)
-    if (was > 1) != (wanted > 1):  # of one rank's experts it makes no optimizer of their own
-        why = (
-            f"has --ep {was}, and Megatron-Core goes on between numbers above 1 only, not {wanted}"
-        )
-        return f"--save {args.save} {why}: choose another folder"
     for name in LASTING:
         was, wanted = before["options"].get(name, False), getattr(args, name, False)
         if was != wanted:
             option = "--" + name.replace("_", "-")
             return f"--save {args.save} has {option} {was}, not {wanted}: choose another folder"
-    return None
+    return other_experts(before["options"], args)
 
 
 def read_metrics(folder, kind="train"):
