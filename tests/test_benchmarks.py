@@ -2,11 +2,14 @@
 
 import itertools
 import json
+import math
 import os
+import re
 import signal
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,6 +27,7 @@ common, model, gpu, radius, radius_sweep = map(
     script, ("common", "model", "gpu", "radius", "radius_sweep")
 )
 largest, choices, ways, seat = map(script, ("largest", "choices", "ways", "seat"))
+table2 = script("table2")
 TINY = model.Cell(model="2x64", batch=2, length=64, rounds=3)
 
 
@@ -164,6 +168,14 @@ def test_simulated_ranks_compute_what_one_rank_with_the_whole_batch_does():
     world.close()
 
 
+def test_the_parts_of_the_gpu_day_have_twelve_minutes_together():
+    text = Path(gpu.__file__).with_name("gpu_day.sh").read_text()
+    parts = re.search(r"^PARTS=\((.*)\)$", text, re.M)[1].split()
+    limits = {name: int(seconds) for name, seconds in re.findall(r"\[(\w+)\]=(\d+)", text)}
+    assert sum(limits[part] for part in parts) == 12 * 60
+    assert set(parts) == set(limits) - {"study"}
+
+
 @pytest.mark.timeout(1500)
 @pytest.mark.extended
 def test_the_gpu_day_runs_in_small_without_a_gpu_and_resumes(tmp_path):
@@ -179,6 +191,13 @@ def test_the_gpu_day_runs_in_small_without_a_gpu_and_resumes(tmp_path):
     assert all(
         each["quick"] and each["machine"]["command"].endswith("--quick") for each in found.values()
     )
+    assert (own["trainer"], plain["batch"]) == ("ddp", own["batch"])
+    steps = found["radius"]["steps"]
+    assert [row["density"] for row in steps] == [1.0, 0.9, 0.5, 0.4, 0.1]
+    assert all(row["step_s"] > 0 for row in steps)
+    assert [row["strategy"] for row in found["trace"]["strategies"]] == ["ddp", "fsdp"]
+    traces = {path.name.split(".")[0] for path in tmp_path.glob("trace_*.json.gz")}
+    assert traces == {"trace_eager", "trace_ddp", "trace_fsdp"}
     dense, dense_bf16, sparse, _ = (row["val_loss"] for row in found["radius"]["training"])
     assert dense != sparse and dense_bf16 == pytest.approx(dense, abs=0.05)
     assert [row["density"] for row in found["radius"]["work"]] == [0.4, 0.1]
@@ -282,6 +301,33 @@ def test_a_killed_pair_resumes_and_its_masks_last_longer_than_chance(tmp_path):
     assert [len(row["runs"]) for row in result["compare"]] == [2, 2] and len(result["tasks"]) == 4
     assert all(result["mask_kept_by_chance"] < kept <= 1 for _, kept in result["mask_kept"])
     assert [step for step, _ in result["mask_kept"]] == [10, 20, 30]
+
+
+@pytest.mark.parametrize("best", [0.25e-3, 2e-3, 16e-3])
+def test_the_search_for_a_rate_ends_inside_what_it_has_tried(best, monkeypatch):
+    experiment = object.__new__(table2.Experiment)
+    monkeypatch.setattr(experiment, "val_ppl", lambda row, lr: abs(math.log(lr / best)))
+    found = sorted(experiment.search_rate(row=None))
+    place = found.index(best)
+    assert 0 < place < len(found) - 1
+
+
+@pytest.mark.extended
+def test_table_2_has_a_time_and_a_perplexity_in_each_row_and_goes_on_where_it_was(tmp_path):
+    command = [sys.executable, table2.__file__, tmp_path, "--quick"]
+    subprocess.run([*command, "--minutes=0"], check=True, timeout=300)
+    assert not (tmp_path / "table2.json").exists()
+    subprocess.run(command, check=True, timeout=900)
+    result = json.loads((tmp_path / "table2.json").read_text())
+    dense, sparse = result["compare"]
+    assert (dense["settings"], sparse["settings"]["trainer"]) == ({}, "radius")
+    assert dense["ranks"] == sparse["ranks"] == 4
+    assert dense["days"][0] * sparse["days"][0] > 0 and sparse["val_ppl"] != dense["val_ppl"]
+    written = (tmp_path / "table2.json").stat().st_mtime_ns
+    logs = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*.log")}
+    subprocess.run(command, check=True, timeout=300)
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.glob("*.log")} == logs
+    assert (tmp_path / "table2.json").stat().st_mtime_ns > written
 
 
 @pytest.mark.parametrize("guess", [0, 1, 6, 7, 8, 50])
