@@ -88,6 +88,7 @@ def _parallel(trainer: str, args: argparse.Namespace) -> ParallelConfig:
             strategy="megatron",
             tp=args.tp,
             pp=args.pp,
+            ep=args.ep,
             virtual_stages=args.virtual_stages,
             schedule="interleaved" if args.virtual_stages > 1 else "1f1b",
             sequence_parallel=args.sequence_parallel,
