@@ -97,8 +97,8 @@ def check_dense(model: ModelConfig | HFModelConfig) -> None:
     """Raise ConfigError for a mixture: only its parameters and FLOPs have formulas here."""
     if as_gpt(model).experts:
         raise ConfigError(
-            f"model.experts {as_gpt(model).experts}: there is no formula for the memory and the "
-            "traffic of a mixture: measure it"
+            f"model.experts {as_gpt(model).experts}: the exact byte formulas know no experts: "
+            "plan it (aiscale plan), or measure it"
         )
 
 
