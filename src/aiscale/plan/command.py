@@ -168,7 +168,9 @@ def _layout(text: str, gpus: int, batch: int, precision: str, software: Software
 
 
 def _json(args: argparse.Namespace, answer: Answer, ranking: Ranking | None, tokens: float) -> dict:
-    result = {"model": args.model, "machine": args.machine, "nodes": args.nodes, **answer.to_dict()}
+    asked = {"model": args.model, "machine": args.machine, "nodes": args.nodes}
+    asked |= {"batch": answer.layout.global_batch, "seq": answer.shape.seq}
+    result = asked | answer.to_dict()
     days, node_hours = answer.days(tokens), answer.node_hours(tokens)
     result |= {
         "tokens": tokens,
