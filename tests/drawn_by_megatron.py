@@ -81,7 +81,7 @@ def wanted(name: str, whole: torch.Tensor, tp_rank: int, tp: int) -> torch.Tenso
 
 def drawn(rank: int, args, ours: dict) -> dict:
     with fake_world(args.tp * args.pp, rank, memory=True):
-        parallel_state.initialize_model_parallel(*grid(args), create_gloo_process_groups=False)
+        parallel_state.initialize_model_parallel(**grid(args), create_gloo_process_groups=False)
         tensor_parallel.model_parallel_cuda_manual_seed(0)
         config, found = configure(args), []
         _, held = allocated_bytes(lambda: found.extend(pieces(config, args)))

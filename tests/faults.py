@@ -47,6 +47,11 @@ UNTIED = f"""{FINALIZE}
 import sys
 sys.modules["megatron.core.distributed.finalize_model_grads"]._allreduce_word_embedding_grads = (
     lambda *args, **kwargs: None)"""
+MODEL = "optimizer = get_megatron_optimizer(adam, model, use_gloo_process_groups=False)"
+EXPERTS_DIVIDED = f"""{MODEL}
+    for buffer in model[0].expert_parallel_buffers:
+        for bucket in buffer.buckets:
+            bucket.gradient_scaling_factor /= 2"""
 CLIPPED = "        optimizer.step()"
 DOUBLED = """        for weight in model.parameters():
             weight.grad *= 2
@@ -113,6 +118,20 @@ MORE = (
         "megatron_weights.py",
         'zip(("query", "key", "value"), rows)',
         'zip(("value", "key", "query"), rows)',
+    ),
+    Fault(
+        "all-ranks-have-the-first-experts",
+        "megatron-mixture-ep2",
+        "megatron_weights.py",
+        "parallel_state.get_expert_model_parallel_rank()",
+        "0",
+    ),
+    Fault(
+        "experts-gradients-divided-once-more",
+        "megatron-mixture-ep2",
+        "megatron.py",
+        MODEL,
+        EXPERTS_DIVIDED,
     ),
     Fault("decay-applied-to-biases", "ddp-x2", "optimizer.py", NO_DECAY, DECAY),
     Fault("decay-applied-to-biases", "megatron-tp2", "megatron.py", ' * group["wd_mult"]', ""),

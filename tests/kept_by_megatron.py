@@ -52,7 +52,9 @@ def measure(words: str, layers: int) -> dict:
     for table in (plans, presets):
         table.presets()["measured"] = {**shape, "tied": True}
     args = options("megatron").parse_args(f"{COMMON} {words}".split())
-    megatron.parallel_state.initialize_model_parallel(*grid(args), create_gloo_process_groups=False)
+    megatron.parallel_state.initialize_model_parallel(
+        **grid(args), create_gloo_process_groups=False
+    )
     megatron.tensor_parallel.model_parallel_cuda_manual_seed(0)
     kept, run = kept_bytes(args), run_of("megatron", args)
     megatron.parallel_state.destroy_model_parallel()

@@ -15,6 +15,7 @@ import pytest
 
 from aiscale.lesson.replicas import Replicas
 from listening import beyond_loopback, environment
+from ranks import wait_until
 
 SCRIPTS = Path(__file__).parents[1] / "workshop" / "your_own"
 
@@ -119,3 +120,39 @@ def test_a_job_that_is_left_takes_its_replicas_with_it(tmp_path, monkeypatch):
             assert environment(pids[0])["GLOO_SOCKET_IFNAME"] == "lo", "gloo listens there alone"
     assert not any(map(psutil.pid_exists, pids)), "they ended before the block did"
     assert not job.meet.exists()
+
+
+@pytest.mark.slurm
+@pytest.mark.extended
+@pytest.mark.timeout(900)
+def test_under_slurm_a_replica_of_a_dead_node_is_healed_on_a_spare_one(place):
+    from centre import Cluster
+
+    shutil.copytree(SCRIPTS, place, dirs_exist_ok=True)
+    steps, output = 120, place / "job.out"
+    options = f"3 train_elastic.py --batch 16 --steps {steps} --sequence-s 0.05".split()
+
+    def said() -> str:
+        return output.read_text() if output.exists() else ""
+
+    with Cluster(site="generic", nodes=4) as nodes:
+        job = nodes.submit(
+            place / "keep_going.sh",
+            "--time=30",
+            "--output=job.out",
+            *nodes.asked,
+            args=options,
+            cwd=place,
+            env={"GLOO_SOCKET_IFNAME": "eth0"},
+        )
+        wait_until(lambda: "step 5 loss" in said(), 300, "three replicas train")
+        shown = nodes.login(["squeue", "--steps", "--format=%i %N"], capture_output=True).stdout
+        dead = re.search(rf"{job}\.2 (node\d)", shown)[1]
+        nodes.login(["scontrol", "update", f"node={dead}", "state=down", "reason=dead"], check=True)
+        wait_until(lambda: "round 3 members 3" in said(), 300, "a third replica is healed")
+        assert nodes.wait(job, timeout_s=300) == "COMPLETED", said()
+    taken = {int(step): float(loss) for step, loss in re.findall(r"step (\d+) loss (\S+)", said())}
+    right = losses_of_one_process(place, steps)
+    assert list(taken) == list(range(steps))
+    assert all(abs(loss - right[step]) < 1e-4 for step, loss in taken.items())
+    assert len(set(re.findall(r"state (\S+)", said()))) == 1, "all end with the same weights"

@@ -204,6 +204,7 @@ LESSONS = {
     "3d_22b": PARTS,
     "3d_175b": PARTS,
     "3d_175b_256": PARTS,
+    "mixture": "--ep 4",
     "radius_355m": MASKS,
     "radius_2b": MASKS,
 }

@@ -385,6 +385,8 @@ def needs_gb(run, ranks: int) -> float:
 
     For transformers' models those of our model of the same shape, and the logits' gradients."""
     _, micro_batch = run.loop.micro_batches(run.parallel.data_parallel(ranks))
+    if getattr(run.model, "experts", 0):
+        return mixture_gb(run, micro_batch)
     logits = 0
     if isinstance(run.model, HFModelConfig):
         alike = (
@@ -403,6 +405,14 @@ def needs_gb(run, ranks: int) -> float:
     else:
         kept = cost.activation_bytes(run.model, micro_batch, run.loop.seq_len, run.loop.precision)
     return (sum(cost.held_bytes(run, ranks).values()) + kept + logits) / 1e9
+
+
+def mixture_gb(run, micro_batch: int) -> float:
+    """At most: all states of all experts on a rank, and top-k times a dense model's activations."""
+    states = 18 * cost.parameter_count(run.model)
+    dense = dataclasses.replace(run.model, experts=0)
+    kept = cost.activation_bytes(dense, micro_batch, run.loop.seq_len, run.loop.precision)
+    return (states + run.model.top_k * kept) / 1e9
 
 
 def memory_gb(place, path: str) -> float:

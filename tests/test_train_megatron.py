@@ -105,6 +105,14 @@ def test_a_rank_draws_within_twice_the_memory_of_its_shard(drawn):
         ("--pp 4 --tp 1 --model gpt2 --batch 6 --virtual-stages 3", "3 micro-batches"),
         ("--tp 1 --sequence-parallel", "--tp 1"),
         ("--batch 15", "--batch is 15"),
+        ("--ep 2", "--ep 2: there are no experts"),
+        ("--experts 4 --top-k 5 --tp 1", "--top-k 5"),
+        ("--experts 3 --ep 2 --tp 1", "--ep 2: it must divide --experts 3"),
+        (
+            "--experts 8 --ep 4 --tp 2 --sequence-parallel",
+            "--ep 4: it must divide tp x dp = 4 ranks",
+        ),
+        ("--experts 4", "wants --sequence-parallel: add it"),
     ],
 )
 def test_what_megatron_core_cannot_do_is_refused_in_a_line(words, value):
@@ -133,6 +141,54 @@ def test_a_run_goes_on_in_any_grid_and_equals_serial(tmp_path):
     # step.
     assert [line["step"] for line in read_metrics(folder)] == list(range(6))
     assert_equal(folder, serial)
+
+
+@pytest.mark.extended
+def test_a_mixture_goes_on_with_its_experts_on_other_ranks_and_equals_one_rank(tmp_path):
+    folder, one = tmp_path / "run", tmp_path / "one"
+    alone, together = ("--tp", "1", "--pp", "1"), ("--tp", "2", "--pp", "2", "--sequence-parallel")
+    common = ("--experts", "4", "--aux-loss", "0.1", *STRONG, *HELD_OUT)
+    train("megatron", 1, one, "--steps", "6", *alone, *common)
+    train("megatron", 4, folder, "--steps", "2", *alone, "--ep", "4", *common)
+    train("megatron", 8, folder, "--steps", "4", *together, "--ep", "2", *common)
+    train("megatron", 2, folder, "--steps", "6", *alone, "--ep", "2", "--recompute", *common)
+    assert_equal(folder, one)
+    words = ("--save", folder, "--steps", "7", *map(str, (*alone, *common)))
+    done = run("aiscale.train.megatron", *words, cwd=tmp_path)
+    assert done.returncode == 2 and "has --ep 2, and Megatron-Core goes on" in done.stderr
+
+
+def test_the_parameters_of_a_mixture_are_counted_as_megatron_core_has_them(tmp_path):
+    counted = """
+import os
+from aiscale import without_gpu
+without_gpu.prepare_megatron()
+from megatron.core import parallel_state, tensor_parallel
+from aiscale.plan import cost
+from aiscale.plan.options import run_of
+from aiscale.train.megatron_model import configure, grid, pieces
+from aiscale.train.options import options
+from aiscale.train.ranks import start
+
+args = options("megatron").parse_args("--tp 1 --pp 1 --experts 4 --save run".split())
+start(args)
+parallel_state.initialize_model_parallel(**grid(args), create_gloo_process_groups=False)
+tensor_parallel.model_parallel_cuda_manual_seed(0)
+(model,) = pieces(configure(args), args)
+print(sum(weight.numel() for weight in model.parameters()))
+print(cost.parameter_count(run_of("megatron", args).model))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", counted],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    there, formula = done.stdout.split()
+    assert there == formula
 
 
 @pytest.mark.extended

@@ -43,6 +43,7 @@ class Experts(nn.Module):
 
     def __init__(self, width, rank, ranks, experts=8, each=2):
         super().__init__()
+        assert experts % ranks == 0, f"{experts} experts on {ranks} ranks: start 1, 2, 4 or any divisor of {experts}"
         self.ranks, self.each = ranks, each
         self.norm, self.router = nn.LayerNorm(width), nn.Linear(width, experts, bias=False)
         self.experts = nn.ModuleList(Expert(width) for _ in range(experts))  # each rank draws all, as one would

@@ -3,6 +3,7 @@
     python keep_going.py --replicas 3 train_elastic.py --steps 60
 
 What a replica prints gets the seconds since the start and its name in front. When this ends, all replicas end.
+On several nodes each has an agent of its own, which starts one of them: --only 2.
 """
 
 import argparse
@@ -45,7 +46,7 @@ def main(args):
     with tempfile.TemporaryDirectory() as folder:  # of mode 700
         meet = args.meet or folder
         try:
-            for number in range(args.replicas):
+            for number in range(args.replicas) if args.only is None else [args.only]:
                 replicas[number] = start(number, args, meet)
             while replicas:
                 time.sleep(0.02)
@@ -71,6 +72,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--meet", help="a folder of this user alone, in which replicas agree; default: a new one")
+    parser.add_argument("--only", type=int, metavar="N", help="start replica N alone: others have other agents")
     parser.add_argument("script")
     parser.add_argument("options", nargs=argparse.REMAINDER)
     main(parser.parse_args())

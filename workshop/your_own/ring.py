@@ -39,37 +39,47 @@ def blocks(q, k, turned, zigzag):
                 yield queries, keys, scores.masked_fill(rows[:, None] < columns, -torch.inf)
 
 
+def attend(q, k, v, zigzag):
+    """Causal attention of this rank's queries over the whole sequence, and the log of each denominator."""
+    out, total = torch.zeros_like(q), q.new_full(q.shape[:3], -torch.inf)  # total: log of the sum of e^score
+    travelling = [k, v]
+    for turned in range(dist.get_world_size()):
+        for queries, keys, scores in blocks(q, travelling[0], turned, zigzag):
+            both = torch.logaddexp(total[:, :, queries], scores.logsumexp(-1))
+            old = (total[:, :, queries] - both).exp()[..., None]
+            new = (scores - both[..., None]).exp() @ travelling[1][:, :, keys]
+            out[:, :, queries], total[:, :, queries] = out[:, :, queries] * old + new, both
+        travelling = turn(travelling)
+    return out, total
+
+
+def gradients(q, k, v, out, total, dout, zigzag):
+    """Of queries, keys and values of this rank."""
+    dq, mean = torch.zeros_like(q), (dout * out).sum(-1)
+    travelling = [k, v, torch.zeros_like(k), torch.zeros_like(v)]
+    for turned in range(dist.get_world_size()):
+        k, v, dk, dv = travelling
+        for queries, keys, scores in blocks(q, k, turned, zigzag):
+            share = (scores - total[:, :, queries, None]).exp()
+            dv[:, :, keys] += share.mT @ dout[:, :, queries]
+            dshare = dout[:, :, queries] @ v[:, :, keys].mT
+            dscores = share * (dshare - mean[:, :, queries, None]) * q.shape[-1] ** -0.5
+            dq[:, :, queries] += dscores @ k[:, :, keys]
+            dk[:, :, keys] += dscores.mT @ q[:, :, queries]
+        travelling = turn(travelling)  # after a turn for each rank, dk and dv are home
+    return dq, *travelling[2:]
+
+
 class Ring(torch.autograd.Function):
     """Causal attention over the whole sequence, from this rank's (B, H, T, W)."""
 
     @staticmethod
     def forward(ctx, q, k, v, zigzag=True):
-        out, total = torch.zeros_like(q), q.new_full(q.shape[:3], -torch.inf)  # total: log of the sum of e^score
-        travelling = [k, v]
-        for turned in range(dist.get_world_size()):
-            for queries, keys, scores in blocks(q, travelling[0], turned, zigzag):
-                both = torch.logaddexp(total[:, :, queries], scores.logsumexp(-1))
-                old = (total[:, :, queries] - both).exp()[..., None]
-                new = (scores - both[..., None]).exp() @ travelling[1][:, :, keys]
-                out[:, :, queries], total[:, :, queries] = out[:, :, queries] * old + new, both
-            travelling = turn(travelling)
+        out, total = attend(q, k, v, zigzag)
         ctx.save_for_backward(q, k, v, out, total)
         ctx.zigzag = zigzag
         return out
 
     @staticmethod
     def backward(ctx, dout):
-        q, k, v, out, total = ctx.saved_tensors
-        dq, mean = torch.zeros_like(q), (dout * out).sum(-1)
-        travelling = [k, v, torch.zeros_like(k), torch.zeros_like(v)]
-        for turned in range(dist.get_world_size()):
-            k, v, dk, dv = travelling
-            for queries, keys, scores in blocks(q, k, turned, ctx.zigzag):
-                share = (scores - total[:, :, queries, None]).exp()
-                dv[:, :, keys] += share.mT @ dout[:, :, queries]
-                dshare = dout[:, :, queries] @ v[:, :, keys].mT
-                dscores = share * (dshare - mean[:, :, queries, None]) * q.shape[-1] ** -0.5
-                dq[:, :, queries] += dscores @ k[:, :, keys]
-                dk[:, :, keys] += dscores.mT @ q[:, :, queries]
-            travelling = turn(travelling)  # after a turn for each rank, dk and dv are home
-        return dq, *travelling[2:], None
+        return *gradients(*ctx.saved_tensors, dout, ctx.zigzag), None

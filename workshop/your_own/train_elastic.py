@@ -31,7 +31,17 @@ def main(args):
     windows = read_windows(TEXT)
     members, done, joined = Members(args.meet, args.name, args.replicas), -1, False
     while done < args.steps or members.size < args.replicas:  # at the end, wait for who is still starting
-        try:
+        if joined:
+            sums.zero_()
+            batch = batch_of(windows, done, args.batch)
+            share = batch[members.rank :: members.size]
+            for micro_batch in share.split(args.micro_batch):
+                part = loss_of(model(micro_batch[:, :-1]), micro_batch[:, 1:]) * len(micro_batch) / len(batch)
+                part.backward()
+                loss += part.detach()
+            time.sleep(args.sequence_s * len(batch) / members.size)
+            door += members.somebody_waits()
+        try:  # only what needs the others: an error of our own ends this replica
             if not joined:
                 steps = members.gather(done, everybody=done == args.steps)
                 source = steps.index(max(steps))
@@ -42,17 +52,8 @@ def main(args):
                 joined = True
                 print(f"round {members.round} members {members.size} step {done}", flush=True)
                 continue
-            sums.zero_()
-            batch = batch_of(windows, done, args.batch)
-            share = batch[members.rank :: members.size]
-            for micro_batch in share.split(args.micro_batch):
-                part = loss_of(model(micro_batch[:, :-1]), micro_batch[:, 1:]) * len(micro_batch) / len(batch)
-                part.backward()
-                loss += part.detach()
-            time.sleep(args.sequence_s * len(batch) / members.size)
-            door += members.somebody_waits()
             dist.all_reduce(sums)
-        except RuntimeError as error:  # a member has died: the step is done again, in another round
+        except RuntimeError as error:  # gloo's: a member has died; the step is done again, in another round
             print(f"step {done} failed: {error}", flush=True)
             joined = False
             continue

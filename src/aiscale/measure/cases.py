@@ -91,7 +91,7 @@ class Case:
         """The command by which the referee looks for the place where the trainer parts."""
         words = self.options.split()
         for number, word in enumerate(words):
-            if word in ("--tp", "--pp"):  # the reference is one rank
+            if word in ("--tp", "--pp", "--ep"):  # the reference is one rank
                 words[number + 1] = f"'{{min({words[number + 1]},N)}}'"
         words += ["--micro-batch", "1", "--save", "'{TMP}/run'"]
         start = f"aiscale verify -m {self.module} --nproc {self.ranks}"
@@ -117,6 +117,11 @@ def text() -> bytes:
 
 _SPARSE = "--density 0.3 --interval 4"
 _GRID = "--tp 2 --pp 2"
+#: All experts compute each token. With fewer of them rounding decides where two are almost equal,
+#: and from there on runs part.
+_MIXTURE = "--experts 4 --top-k 4 --pp 1"
+#: Our own model has no experts: the reference is one rank of Megatron-Core.
+_EQUAL_TO_MIXTURE = {"precision": "fp32", "compared_with": "megatron-mixture"}
 _ALL = (
     serial("odd", "adamw", "fp64"),
     serial("odd", "adamw", "fp32"),
@@ -171,6 +176,23 @@ _ALL = (
     ),
     Case("megatron-tp2-pp2-dp2", "megatron", 8, f"{_GRID} --no-zero1", 3, precision="fp32"),
     Case("megatron-tp2-pp2-dp2-zero1", "megatron", 8, _GRID, 3, precision="fp32"),
+    Case("megatron-mixture", "megatron", 1, f"{_MIXTURE} --tp 1", 3, **_EQUAL_TO_MIXTURE),
+    Case(
+        "megatron-mixture-ep2",
+        "megatron",
+        2,
+        f"{_MIXTURE} --tp 1 --ep 2",
+        3,
+        **_EQUAL_TO_MIXTURE,
+    ),
+    Case(
+        "megatron-mixture-tp2-ep2-dp2",
+        "megatron",
+        4,
+        f"{_MIXTURE} --tp 2 --sequence-parallel --ep 2",
+        3,
+        **_EQUAL_TO_MIXTURE,
+    ),
     Case("radius-density-1", "radius", 2, "--density 1 --bucket-mb 0.05"),
     Case("radius-interval-1", "radius", 3, "--interval 1"),
     Case("radius-dense-until", "radius", 2, f"--dense-until {STEPS}", 3),

@@ -35,6 +35,10 @@ _PARTS = {
     "pre_mlp_layernorm": "norm2",
     "mlp.linear_fc1": "up",
     "mlp.linear_fc2": "down",
+    "mlp.router": "router",
+    # All experts of a layer are one tensor.
+    "mlp.experts.experts.linear_fc1": "experts.up",
+    "mlp.experts.experts.linear_fc2": "experts.down",
 }
 #: DeepSpeed's own reader, in a process of its own: it prints, and changes torch.
 _READER = """

@@ -308,7 +308,7 @@ def _stages(shape: Shape, pp: int, split: str) -> tuple[StageShape, ...]:
 def layout_of(run: Run, gpus: int) -> Layout:
     """A run as the planner sees it, over so many devices; raises ConfigError if it does not fit."""
     parallel, compression, dp = run.parallel, run.compression, run.check_world(gpus)
-    same = ("tp", "pp", "virtual_stages", "schedule", "sequence_parallel")
+    same = ("tp", "pp", "virtual_stages", "schedule", "sequence_parallel", "ep")
     return Layout(
         dp=dp,
         micro_batch=run.loop.micro_batches(dp)[1],

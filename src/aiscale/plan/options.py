@@ -66,7 +66,8 @@ def _model(trainer: str, args: argparse.Namespace) -> ModelConfig | HFModelConfi
         return model
     if trainer == "megatron":  # pads the vocabulary, as Megatron-LM does
         multiple = math.lcm(128, args.tp)
-        return replace(model, vocab_size=math.ceil(model.vocab_size / multiple) * multiple)
+        padded = math.ceil(model.vocab_size / multiple) * multiple
+        return replace(model, vocab_size=padded, experts=args.experts, top_k=args.top_k)
     return replace(model, fused_qkv=False)
 
 
@@ -87,6 +88,7 @@ def _parallel(trainer: str, args: argparse.Namespace) -> ParallelConfig:
             strategy="megatron",
             tp=args.tp,
             pp=args.pp,
+            ep=args.ep,
             virtual_stages=args.virtual_stages,
             schedule="interleaved" if args.virtual_stages > 1 else "1f1b",
             sequence_parallel=args.sequence_parallel,

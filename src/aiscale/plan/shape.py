@@ -292,6 +292,8 @@ def shape_of(model: ModelConfig | HFModelConfig, seq: int) -> Shape:
         vocab=model.vocab_size,
         tied=model.tied,
         seq=seq,
+        experts=model.experts,
+        top_k=model.top_k if model.experts else 0,
     )
 
 

@@ -47,7 +47,8 @@ class Job:
         self.stopping = self.overdue = False
         self.saved_s = self.before_s = time.monotonic()
         self.paused_s = None  #: since when an evaluation or a checkpoint holds up the next step
-        self.flops_per_token = shape_of(args.model).flops_per_token(args.length)
+        mlps = args.top_k if getattr(args, "experts", 0) else 1
+        self.flops_per_token = shape_of(args.model).flops_per_token(args.length, mlps)
         check_text(args, text_digest)
         processes = gather([socket.gethostname(), os.getpid()])
         self.record = None

@@ -33,7 +33,7 @@ def misfit(args: argparse.Namespace, ranks: int) -> str | None:
         rule = "DeepSpeed cuts the tensors whose norms LAMB needs: take --stage 0, or fsdp"
         return f"--optimizer lamb with --stage {args.stage}: {rule}"
     if hasattr(args, "virtual_stages"):
-        return not_of_megatron(args) or not_interleaved(args, copies)
+        return not_of_megatron(args) or not_interleaved(args, copies) or not_mixed(args, ranks)
     if hasattr(args, "tp"):
         return not_of_tp_pp(args)
     return None
@@ -87,3 +87,36 @@ def not_interleaved(args: argparse.Namespace, copies: int) -> str | None:
         rule = f"--pp {args.pp} must divide a copy's {micro_batches} micro-batches: change --batch"
         return f"{option}: {rule}"
     return None
+
+
+def not_mixed(args: argparse.Namespace, ranks: int) -> str | None:
+    """Why these ranks cannot share a mixture's experts."""
+    experts, ep = args.experts, args.ep
+    if not experts:
+        rule = f"there are no experts to share: add --experts {2 * ep}, or take --ep 1"
+        return f"--ep {ep}: {rule}" if ep > 1 else None
+    if not 1 <= args.top_k <= experts:
+        rule = f"of --experts {experts} a token takes 1 to {experts}: change one of them"
+        return f"--top-k {args.top_k}: {rule}"
+    if experts % ep:
+        return f"--ep {ep}: it must divide --experts {experts}: change one of them"
+    stage = ranks // args.pp
+    if stage % ep:
+        rule = f"it must divide tp x dp = {ranks} ranks / --pp {args.pp} = {stage}: lower it"
+        return f"--ep {ep}: {rule}"
+    if args.tp > 1 and not args.sequence_parallel:
+        rule = "Megatron-Core then wants --sequence-parallel: add it, or take --tp 1"
+        return f"--experts {experts} with --tp {args.tp}: {rule}"
+    return None
+
+
+def other_experts(before: dict, args: argparse.Namespace) -> str | None:
+    """Why a run with the options `before` cannot go on with these experts on a rank, or None.
+
+    Megatron-Core has an optimizer for the experts only where ranks share them.
+    """
+    was, ep = before.get("ep", 1), getattr(args, "ep", 1)
+    if (was > 1) == (ep > 1):
+        return None
+    rule = f"has --ep {was}, and Megatron-Core goes on between numbers above 1 only, not --ep {ep}"
+    return f"--save {args.save} {rule}: choose another folder"

@@ -81,7 +81,7 @@ def learn(micro_batches, model, optimizer):
 
 def main(args):
     start(args)
-    parallel_state.initialize_model_parallel(*grid(args), create_gloo_process_groups=False)
+    parallel_state.initialize_model_parallel(**grid(args), create_gloo_process_groups=False)
     tensor_parallel.model_parallel_cuda_manual_seed(args.seed)  # attention wants it, even at 0
     copy = parallel_state.get_data_parallel_rank()
     dp = parallel_state.get_data_parallel_world_size()

@@ -5,7 +5,7 @@ from megatron.core import dist_checkpointing
 from aiscale.train.sharded_checkpoint import newest, write
 
 #: Of the optimizer's slices: one that any grid can read.
-FORMAT = {"distrib_optim_sharding_type": "fully_reshardable"}
+FORMAT = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
 
 
 def inner(chunk):

@@ -26,10 +26,7 @@ def configure(args):
         num_attention_heads=shape.heads,
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        tensor_model_parallel_size=args.tp,
         sequence_parallel=args.sequence_parallel,
-        pipeline_model_parallel_size=args.pp,
-        virtual_pipeline_model_parallel_size=virtual(args),
         deallocate_pipeline_outputs=True,
         params_dtype=dtype,
         pipeline_dtype=dtype,
@@ -38,6 +35,8 @@ def configure(args):
         finalize_model_grads_func=finalize_model_grads,  # the average over the copies
         use_cpu_initialization=device.type == "cpu",
         perform_initialization=False,  # it would draw whole matrices: see megatron_weights
+        **grid(args),
+        **mixture(args),
     )
     if args.recompute:
         config.recompute_granularity, config.recompute_method = "full", "uniform"
@@ -45,8 +44,32 @@ def configure(args):
     return config
 
 
+def mixture(args):
+    """What makes each MLP a layer of experts. Megatron-Core's experts here have no biases."""
+    if not args.experts:
+        return {}
+    return {
+        "num_moe_experts": args.experts,
+        "moe_router_topk": args.top_k,
+        "moe_router_dtype": "fp32",  # in 16 bits experts would tie
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_grouped_gemm": False,  # it needs Transformer Engine: here one expert after the other
+        # Of one sequence: the same for every grid. aux_loss is of what a rank computes at once.
+        "moe_router_load_balancing_type": "seq_aux_loss",
+        "moe_aux_loss_coeff": args.aux_loss,
+        "add_bias_linear": False,
+    }
+
+
 def grid(args):
-    return args.tp, args.pp, virtual(args)
+    """How ranks share the model: for parallel_state, and for the model's configuration."""
+    return {
+        "tensor_model_parallel_size": args.tp,
+        "pipeline_model_parallel_size": args.pp,
+        "virtual_pipeline_model_parallel_size": virtual(args),
+        "expert_model_parallel_size": args.ep,
+        "expert_tensor_parallel_size": 1,  # an expert is not cut
+    }
 
 
 def virtual(args):
@@ -67,8 +90,9 @@ def piece(config, args, number):
     place = {"vp_stage": number if virtual(args) else None}
     ends = {"ignore_virtual": not virtual(args), **place}
     stages = args.pp * args.virtual_stages
-    # Each block is *-, a | ends a stage.
-    pattern = "|".join(["*-" * (shape.layers // stages)] * stages)
+    # Each block is *-, or *E with experts; a | ends a stage.
+    block = "*E" if args.experts else "*-"
+    pattern = "|".join([block * (shape.layers // stages)] * stages)
     with device:
         model = HybridModel(
             config,

@@ -21,6 +21,7 @@ PARTS = {
     "pre_mlp_layernorm": "norm2",
     "mlp.linear_fc1": "up",
     "mlp.linear_fc2": "down",
+    "mlp.router": "router",
 }
 #: These have rows that only pad the vocabulary.
 PADDED = ("embedding.word_embeddings.weight", "output_layer.weight")

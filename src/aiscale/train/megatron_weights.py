@@ -22,7 +22,8 @@ def draw(model, args):
     tp = parallel_state.get_tensor_model_parallel_world_size()
     for name, weight in model.named_parameters():
         start, whole = [0] * weight.dim(), list(weight.shape)
-        if getattr(weight, "tensor_model_parallel", False):
+        # An expert lies on a rank whole.
+        if getattr(weight, "tensor_model_parallel", False) and ".experts." not in name:
             dim = weight.partition_dim
             start[dim], whole[dim] = tp_rank * whole[dim], tp * whole[dim]
         if "linear_qkv" in name:
@@ -53,6 +54,8 @@ def our_name(name, model, shape):
     if name in NAMES:
         return NAMES[name]
     part, kind = name.split(".", 3)[3].rsplit(".", 1)
+    if ".experts." in name:
+        return f"blocks.{block_of(name, model)}.experts.{expert_of(part, model)}.{kind}"
     return f"blocks.{block_of(name, model)}.{PARTS[part]}.{kind}"
 
 
@@ -60,3 +63,11 @@ def block_of(name, model):
     """The number of our block. A layer is named by its place in a stage, but knows the whole."""
     layer = model.decoder.layers[int(name.split(".")[2])]
     return (layer.layer_number - 1) // 2
+
+
+def expert_of(part, model):
+    """The expert's number among those of all ranks, and its matrix: 5.up."""
+    _, _, _, number, matrix = part.split(".")
+    here = model.config.num_moe_experts // model.config.expert_model_parallel_size
+    first = here * parallel_state.get_expert_model_parallel_rank()
+    return f"{first + int(number)}.{PARTS[f'mlp.{matrix}']}"

@@ -123,7 +123,7 @@ def first_weights(args):
     depth = shape_of(args.model).layers
 
     def numbers(name, start, size, whole):
-        if known:
+        if known and known(name) is not None:
             return known(name)[slices(start, size)]
         if len(whole) == 1:
             return torch.full(size, 1.0 if name.endswith("weight") else 0.0)  # a norm; a bias
@@ -147,7 +147,7 @@ def _known_weights(args):
     """A function that gives a whole tensor by name, or None if weights are to be drawn."""
     if args.model == "tiny":
         torch.manual_seed(args.seed)
-        return GPT(shape_of("tiny")).state_dict().__getitem__
+        return GPT(shape_of("tiny")).state_dict().get  # None for a mixture's experts
     if entries_of(args.model):
         return None
     from aiscale.train.hugging_face import stored_weights

@@ -96,6 +96,11 @@ def add_megatron(group) -> None:
     add("--sequence-parallel", action="store_true", help="tp cuts norms, too")
     add("--no-zero1", action="store_true", help="each copy has all Adam states")
     add("--fp16", action="store_true", help="compute in fp16, scale the loss")
+    add("--experts", type=int, default=0, help="in place of each MLP; 0: no mixture")
+    add("--top-k", type=int, default=2, metavar="K", help="experts that compute a token")
+    add("--ep", type=int, default=1, help="ranks that share the experts, of those of tp x dp")
+    balance = "weight of the loss that evens out the experts' load within each sequence"
+    add("--aux-loss", type=float, default=0.01, metavar="WEIGHT", help=balance)
 
 
 def add_radius(group) -> None:

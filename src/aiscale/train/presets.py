@@ -32,12 +32,13 @@ class Shape:
     tied: bool = False
     rotary: bool = False
 
-    def flops_per_token(self, length: int) -> float:
+    def flops_per_token(self, length: int, mlps: int = 1) -> float:
         """Forward and backward: 72 L D^2 + 12 L D T + 6 D V (Chowdhery et al. 2022, appendix B).
 
-        Matrix products only, an add and a multiply are two, nothing that is computed twice.
+        Matrix products only, an add and a multiply are two, nothing that is computed twice. In a
+        mixture a token goes through several `mlps`; the router is left out.
         """
-        matrices = 72 * self.layers * self.width**2
+        matrices = (24 + 48 * mlps) * self.layers * self.width**2
         attention = 12 * self.layers * self.width * length
         return matrices + attention + 6 * self.width * self.vocabulary
 

@@ -20,11 +20,12 @@ from pathlib import Path
 
 import torch
 
+from aiscale.train.layout import other_experts
+
 PACKAGES = ("aiscale", "torch", "transformers", "deepspeed", "megatron-core")
 #: A training goes on only with the same value of these.
-LASTING = "model length batch held_out seed optimizer bf16 fp16 fp64 no_zero1".split()
-#: Trainers whose checkpoints are their library's.
-OWN_CHECKPOINTS = ("zero", "megatron")
+LASTING = "model length batch held_out seed optimizer bf16 fp16 fp64 no_zero1 experts".split()
+OWN_CHECKPOINTS = ("zero", "megatron")  #: trainers whose checkpoints are their library's
 TRAINER = Path(sys.argv[0]).stem  #: the script that runs
 LOCKED = []  #: the file whose lock this process has until it ends
 
@@ -128,7 +129,7 @@ def other_training(args, world_size):
         if was != wanted:
             option = "--" + name.replace("_", "-")
             return f"--save {args.save} has {option} {was}, not {wanted}: choose another folder"
-    return None
+    return other_experts(before["options"], args)
 
 
 def read_metrics(folder, kind="train"):

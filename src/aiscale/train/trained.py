@@ -40,6 +40,9 @@ def open_folder(path):
         note = None
     if note is None or "options" not in note:
         refuse(f"{path} is no folder of a trainer (--save): it has no readable run.json of one")
+    if note["options"].get("experts"):
+        why = "is a mixture of experts, for which no model of transformers is the same"
+        refuse(f"{path} {why}: read its checkpoint by `aiscale train megatron`")
     found = folders(path)
     if not found:
         refuse(f"{path} holds no checkpoint: let the run reach one (--save-every)")

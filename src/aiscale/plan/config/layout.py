@@ -23,6 +23,7 @@ _OPTIONS = {
     "replicas": ("fsdp",),
     "tp": ("megatron",),
     "sequence_parallel": ("megatron",),
+    "ep": ("megatron",),
     "distributed_optimizer": ("ddp", "megatron"),
     "pp": _PIPELINED,
     "virtual_stages": _PIPELINED,
@@ -38,6 +39,7 @@ class ParallelConfig:
     dp: int = 0  #: data-parallel ranks; 0: as many as connect
     tp: int = 1  #: tensor-parallel ranks: each holds a shard of every matrix
     pp: int = 1  #: pipeline stages: each holds some of the layers
+    ep: int = 1  #: ranks of dp x tp that share the experts of a layer
     bucket_mb: float = 25.0  #: ddp: size of the gradient buckets, MiB
     #: zero: shards 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too
     zero_stage: int = 0
@@ -55,7 +57,7 @@ class ParallelConfig:
     distributed_optimizer: bool = False
 
     def __post_init__(self) -> None:
-        require_positive("parallel", self, "tp pp bucket_mb replicas virtual_stages")
+        require_positive("parallel", self, "tp pp ep bucket_mb replicas virtual_stages")
         require_not_negative("parallel", self, "dp")
         require(
             self.zero_stage in (0, 1, 2, 3),

@@ -75,13 +75,15 @@ class ModelConfig(Heads):
     relative_buckets: int = 32
     #: recompute each block in the backward pass instead of keeping it
     activation_checkpointing: bool = False
+    experts: int = 0  #: in place of each MLP, as Megatron-Core has them, without biases; 0: none
+    top_k: int = 2  #: experts that compute a token
 
     def __post_init__(self) -> None:
         positive = (
             "n_layer n_head d_model vocab_size max_seq_len norm_eps rope_theta relative_distance"
         )
         require_positive("model", self, positive)
-        require_not_negative("model", self, "n_kv_head d_ff")
+        require_not_negative("model", self, "n_kv_head d_ff experts")
         self.check_heads()
         pairs = {"rotary": self.d_head, "sinusoidal": self.d_model}.get(self.position, 0)
         require(

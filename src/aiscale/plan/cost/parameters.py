@@ -12,6 +12,7 @@ MLP, V vocabulary, T tokens in a sequence, N parameters.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from aiscale.errors import ConfigError
@@ -47,10 +48,11 @@ def layer_parameters(model: ModelConfig) -> dict[str, int]:
 
 
 def check_countable(model: ModelConfig) -> None:
-    """Raise ConfigError where positions are learned from attention's scores.
+    """Raise ConfigError for a mixture, and where positions are learned from attention's scores.
 
     torch's attention then keeps the scores by ways of its own.
     """
+    check_dense(model)
     if model.position in ("t5", "shaw", "huang"):
         raise ConfigError(
             f"model.position {model.position}: torch's attention keeps the scores that "
@@ -63,6 +65,8 @@ def parameters(model: ModelConfig | HFModelConfig) -> dict[str, int]:
     """Parameters by part; `head` is 0 if it is the token embedding, norms include the last one."""
     if isinstance(model, HFModelConfig):
         return _huggingface_parameters(model)
+    if model.experts:
+        return _mixture_parameters(model)
     layer = layer_parameters(model)
     L, D = model.n_layer, model.d_model
     shapes = parameter_shapes(model)
@@ -76,6 +80,26 @@ def parameters(model: ModelConfig | HFModelConfig) -> dict[str, int]:
         "norms": L * layer["norms"] + last_norm,
         "head": 0 if model.tied else model.vocab_size * D,
     }
+
+
+def _mixture_parameters(model: ModelConfig) -> dict[str, int]:
+    """Megatron-Core's: norms have biases, matrices have none; mlp includes the router."""
+    dense = replace(model, experts=0)
+    matrices, router = matmul_parameters(dense), model.d_model * model.experts
+    return {
+        **parameters(dense),
+        "attention": matrices["qkv"] + matrices["attention_out"],
+        "mlp": model.experts * matrices["mlp"] + model.n_layer * router,
+    }
+
+
+def check_dense(model: ModelConfig | HFModelConfig) -> None:
+    """Raise ConfigError for a mixture: only its parameters and FLOPs have formulas here."""
+    if as_gpt(model).experts:
+        raise ConfigError(
+            f"model.experts {as_gpt(model).experts}: the exact byte formulas know no experts: "
+            "plan it (aiscale plan), or measure it"
+        )
 
 
 def _huggingface_parameters(model: HFModelConfig) -> dict[str, int]:
@@ -113,10 +137,13 @@ def matmul_parameters(model: ModelConfig) -> dict[str, int]:
     """Weights that multiply every token; not biases, norms and embedding look-ups."""
     model = as_gpt(model)
     D, F, L = model.d_model, model.ff_width, model.n_layer
+    mlp = D * F * (3 if model.gated else 2)
+    if model.experts:  # those of a token, and the router
+        mlp = model.top_k * mlp + D * model.experts
     return {
         "qkv": L * D * (model.n_head + 2 * model.kv_heads) * model.d_head,
         "attention_out": L * D * D,
-        "mlp": L * D * F * (3 if model.gated else 2),
+        "mlp": L * mlp,
         "head": D * model.vocab_size,
     }
 

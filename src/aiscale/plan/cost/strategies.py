@@ -32,7 +32,12 @@ from aiscale.plan.cost.memory import (
     model_state_bytes,
     optimizer_bytes,
 )
-from aiscale.plan.cost.parameters import optimizer_groups, parameter_count, parameter_shapes
+from aiscale.plan.cost.parameters import (
+    check_dense,
+    optimizer_groups,
+    parameter_count,
+    parameter_shapes,
+)
 from aiscale.plan.cost.schedules import in_flight, stage_ranks
 from aiscale.plan.cost.sharded import fsdp_held, fsdp_traffic, zero_held, zero_traffic
 
@@ -92,6 +97,7 @@ def _check(run: Run, world_size: int) -> None:
             "the byte formulas know the tensors of our own GPT, not those of Hugging Face's "
             "models: measure them instead (world.traffic, meter.held_bytes)"
         )
+    check_dense(run.model)
     run.check_world(world_size)
 
 
