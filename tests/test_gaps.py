@@ -245,6 +245,29 @@ def test_a_lesson_whose_gaps_are_filled_runs_to_its_end_and_each_is_right(number
 
 #: Right in another style than the kit's.
 OTHER_STYLES = {
+    "03.a": """
+    def ready(self, weight):
+        if not self.sync:
+            return
+        size = sum(each.grad.numel() * each.grad.element_size() for each in self.bucket)
+        if self.bucket and size + weight.grad.nbytes > self.bucket_bytes:
+            self.leave()
+        self.bucket += [weight]
+
+    def leave(self):
+        grads = [weight.grad for weight in self.bucket]
+        buffer = torch.nn.utils.parameters_to_vector(grads)
+        buffer /= world_size
+        self.sent += [(dist.all_reduce(buffer, async_op=True), buffer, grads)]
+        self.bucket.clear()
+
+    def finish(self):
+        self.leave()
+        while self.sent:
+            work, buffer, grads = self.sent.pop()
+            work.wait()
+            torch.nn.utils.vector_to_parameters(buffer, grads)
+    """,
     "07.a": """
     batch = next(iterator).to(device)
     tokens, labels = batch[:, :T], batch[:, 1:]
@@ -329,7 +352,7 @@ OTHER_STYLES = {
         MASTER_PORT=f"{ports[0]}",
     )
     """,
-    "03.b": """
+    "03.c": """
     pieces = batch.to(device).chunk(batch.shape[0] // args.micro_batch)
     total = 0.0
     with model.no_sync():

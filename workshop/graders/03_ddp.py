@@ -1,10 +1,12 @@
 """Graders of the exercises on DDP: what the ranks compute is compared with one process and the whole batch."""
 
+import ast
 import random
 
 import torch
 from torch import nn
 
+from aiscale.lesson.comparing import Wrong
 from aiscale.lesson.gap_grader import Gap
 from aiscale.lesson.grading import exercise, require, same_on_ranks
 
@@ -29,10 +31,205 @@ def draw_batch(model: nn.Module, samples: int) -> tuple[torch.Tensor, torch.Tens
 
 # 03.a ---------------------------------------------------------------------------------------------------------------
 
+own_ddp = Gap(
+    "03.a",
+    "A DDP of your own",
+    "train_own_ddp.py",
+    minutes=12,
+    explained={
+        "has no attribute 'wait'": "an all_reduce with async_op=True returns a message to wait for; without, nothing",
+        "has no attribute 'ready'": "the hook is a method `ready`",
+        "has no attribute 'finish'": "the loop calls a method `finish`",
+    },
+    hints=[
+        "`ready` keeps the weight in `self.bucket`. Are the gradients there together as large as `self.bucket_bytes`? "
+        "Then they go: a third method, `send`, is called from both places.",
+        "`send`: `torch.cat` of the flat gradients is one tensor, and an all_reduce with `async_op=True` returns at "
+        "once. Keep message, tensor and weights together in `self.sent`, and begin a new list for the bucket.",
+        "`finish`: send what is left; then for each message `wait()`, cut its tensor by "
+        "`split([weight.numel() for weight in weights])`, and copy each piece into its gradient. Empty `self.sent`.",
+    ],
+    solution="""
+        def ready(self, weight):
+            if self.sync:
+                self.bucket.append(weight)
+                if sum(each.grad.nbytes for each in self.bucket) >= self.bucket_bytes:
+                    self.send()
+
+        def send(self):
+            packed = torch.cat([each.grad.flatten() for each in self.bucket])
+            message = dist.all_reduce(packed, dist.ReduceOp.AVG, async_op=True)
+            self.sent.append((message, packed, self.bucket))
+            self.bucket = []
+
+        def finish(self):
+            if self.bucket:
+                self.send()
+            for message, packed, weights in self.sent:
+                message.wait()
+                for weight, mean in zip(weights, packed.split([each.numel() for each in weights])):
+                    weight.grad.copy_(mean.view_as(weight))
+            self.sent = []
+    """,
+)
+
+
+class Network:
+    """`dist` for one process: the other rank always has three times this one's gradients."""
+
+    def __init__(self):
+        self.is_backward_over = False
+        self.messages: list[int] = []  # numbers in each
+        self.during_backward = 0  # messages
+        self.early_waits = 0  # messages that the backward pass waited for
+        self.late_waits = 0  # messages that were there already
+
+    ReduceOp = torch.distributed.ReduceOp
+
+    def __getattr__(self, name):
+        return getattr(torch.distributed, name)
+
+    def all_reduce(self, tensor, op=torch.distributed.ReduceOp.SUM, group=None, async_op=False):
+        self.messages.append(tensor.numel())
+        message = Message(self, tensor, 2.0 if op == torch.distributed.ReduceOp.AVG else 4.0)
+        if async_op:
+            return message
+        message.wait()
+        return None
+
+
+class Message:
+    def __init__(self, network: Network, tensor: torch.Tensor, factor: float):
+        self.network, self.tensor, self.factor = network, tensor, factor
+        self.has_come = False
+
+    def wait(self):
+        if self.has_come:
+            self.network.late_waits += 1
+        else:
+            self.network.early_waits += not self.network.is_backward_over
+            self.tensor.mul_(self.factor)
+        self.has_come = True
+        return True
+
+
+def own_class(script: str, network: Network) -> type:
+    """The class OwnDDP of a script, which sends by this network."""
+    tree = ast.parse(script)
+    found = [each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == "OwnDDP"]
+    names = {"torch": torch, "dist": network, "rank": 0, "world_size": 2}
+    exec(compile(ast.Module(found, []), "train_own_ddp.py", "exec"), names)
+    return names["OwnDDP"]
+
+
+@own_ddp.look
+def the_class_alone(folder):
+    model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(5))).double()
+    weights, x = list(model.parameters()), torch.randn(6, 8).double()
+    network = Network()
+    try:
+        ddp = own_class((folder / "train_own_ddp.py").read_text(), network)(model, bucket_bytes=2 * 8 * 64)
+        # the first two backward passes are one step, in which the second is to be sent
+        steps = [[False, True], [True]]
+        for number, passes in enumerate(steps, 1):
+            model.zero_grad()
+            for is_last in passes:
+                network.messages, network.is_backward_over, ddp.sync = [], False, is_last
+                model(x).square().sum().backward()
+                network.is_backward_over = True
+                told = "while `self.sync` is False, a message is sent: gradients are sent once a step"
+                require(is_last or not network.messages, told)
+            mine = [weight.grad.clone() for weight in weights]
+            _require_a_bucket_to_leave(network, weights)
+            ddp.finish()
+            _require_means(network, mine, weights, number)
+    except Wrong:
+        raise
+    except Exception:
+        return  # in a style that this process cannot follow, or with an error that the ranks will tell
+
+
+def _require_a_bucket_to_leave(network, weights):
+    """After the backward pass, and before `finish`."""
+    told = "the backward pass waits for each message: keep what `all_reduce(..., async_op=True)` returns for `finish`"
+    require(not network.early_waits, told)
+    sent, expected = (sum(sizes) for sizes in (network.messages, (weight.numel() for weight in weights)))
+    told = (
+        f"the backward pass sends {sent} numbers, and the weights have {expected}: what is sent must leave the bucket"
+    )
+    require(sent <= expected, told)
+    told = f"{len(network.messages)} messages for {len(weights)} weights, of which two fill a bucket: pack them"
+    require(len(network.messages) < len(weights), told)
+    network.during_backward = len(network.messages)
+
+
+def _require_means(network, mine, weights, number):
+    step = f"step {number}: "
+    require(network.messages, f"{step}nothing is sent")
+    told = f"{step}no message leaves before the backward pass is over: send a full bucket from `ready`"
+    require(network.during_backward, told)
+    sent, expected = (sum(sizes) for sizes in (network.messages, (weight.numel() for weight in weights)))
+    told = f"{step}{sent} numbers are sent, and the weights have {expected}: "
+    require(sent >= expected, f"{told}the last bucket, which is not full, is sent by `finish`")
+    require(sent == expected, f"{told}what is sent must leave the bucket")
+    told = f"{step}messages of the step before are waited for again: `finish` must empty `self.sent`"
+    require(not network.late_waits, told)
+    factors = {round((weight.grad / own).median().item(), 3) for weight, own in zip(weights, mine, strict=True)}
+    require(4.0 not in factors, f"{step}this is the sum over the ranks, not the mean")
+    require(factors != {1.0}, f"{step}the means have come, and the gradients are as they were: copy them into `.grad`")
+    told = f"{step}not each weight has its own mean: has all that was sent been unpacked, in the order of packing?"
+    close = [torch.allclose(weight.grad, 2 * own) for weight, own in zip(weights, mine, strict=True)]
+    require(all(close), told)
+
+
+@own_ddp.demand
+def gradients_go_once(tried):
+    times = tried.traffic["all_reduce"] / GRADIENT_BYTES
+    require(times < 1.1, f"the gradients are sent {times:.1f} times a step: look at `self.sync` before you send")
+
+
+def _own(*changes):
+    lines = own_ddp.lines
+    for old, new in changes:
+        assert old in lines, old
+        lines = lines.replace(old, new)
+    return lines
+
+
+own_ddp.refuses("the sum", "this is the sum", _own(("dist.ReduceOp.AVG", "dist.ReduceOp.SUM")))
+own_ddp.refuses(
+    "each micro-batch is sent", "while `self.sync` is False", _own(("    if self.sync:\n", "    if True:\n"))
+)
+own_ddp.refuses(
+    "a message for each tensor",
+    "of which two fill a bucket",
+    _own(("if sum(each.grad.nbytes for each in self.bucket) >= self.bucket_bytes:", "if True:")),
+)
+_IF_FULL = """
+        if sum(each.grad.nbytes for each in self.bucket) >= self.bucket_bytes:
+            self.send()
+"""
+own_ddp.refuses("all at the end", "before the backward pass is over", _own((_IF_FULL, "\n")))
+own_ddp.refuses("it waits at once", "waits for each message", _own((", async_op=True", "")))
+own_ddp.refuses("the last bucket stays", "which is not full", _own(("    if self.bucket:\n        self.send()\n", "")))
+own_ddp.refuses("never unpacked", "as they were", _own(("weight.grad.copy_(mean.view_as(weight))", "pass")))
+own_ddp.refuses("never waited for", "as they were", _own(("        message.wait()\n", "")))
+own_ddp.refuses("the bucket stays full", "must be empty", _own(("    self.bucket = []\n", "")))
+own_ddp.refuses("sent is never emptied", "step 2", _own(("    self.sent = []", "    pass")))
+own_ddp.refuses(
+    "unpacked in another order",
+    "in the order of packing",
+    _own(("zip(weights, packed", "zip(reversed(weights), packed")),
+)
+own_ddp.refuses("nothing is kept", "nothing is sent", "def ready(self, weight): pass\n\n\ndef finish(self): pass")
+own_ddp.refuses("no finish", "calls a method `finish`", own_ddp.lines.partition("\ndef finish")[0])
+
+# 03.b ---------------------------------------------------------------------------------------------------------------
+
 _NOT_WRAPPED = "`model` is not the DDP module: the wrapper is a new object, and keeps the name `model`"
 
 wrapper = Gap(
-    "03.a",
+    "03.b",
     "The wrapper",
     "train_ddp.py",
     minutes=3,
@@ -89,10 +286,10 @@ wrapper.refuses(
     """,
 )
 
-# 03.b ---------------------------------------------------------------------------------------------------------------
+# 03.c ---------------------------------------------------------------------------------------------------------------
 
 once = Gap(
-    "03.b",
+    "03.c",
     "Send once",
     "train_ddp.py",
     minutes=8,
@@ -187,60 +384,6 @@ once.refuses(
     loss = loss.detach()
     dist.all_reduce(loss, dist.ReduceOp.AVG)
     """,
-)
-
-# 03.c ---------------------------------------------------------------------------------------------------------------
-
-saved = Gap(
-    "03.c",
-    "What is saved",
-    "train_ddp.py",
-    minutes=3,
-    arguments="--save-every 1",
-    explained={"has no attribute 'state_dict'": "`save` takes the model and the optimizer, not what they would save"},
-    hints=[
-        "The names of a DDP module begin with `module.`: that is the attribute in which it keeps the model.",
-        "`save` asks for the rank itself, and all ranks call it. After step 0 one step is done.",
-    ],
-    solution="save(args.save, model.module, optimizer, step + 1)",
-)
-
-
-@saved.demand
-def train_py_goes_on_from_it(tried):
-    require(isinstance(tried.saved, dict), "there is no checkpoint at `args.save`")
-    missing = {"model", "optimizer", "steps"} - set(tried.saved)
-    require(not missing, f"the checkpoint lacks {', '.join(sorted(missing))}: `save` writes all three")
-    first = next(iter(tried.saved["model"]), "nothing")
-    require(
-        not first.startswith("module."),
-        f"the checkpoint has a weight `{first}`, which train.py does not know: save the model inside",
-    )
-    require("embed.token.weight" in tried.saved["model"], "the checkpoint has not all weights of the model")
-    require(tried.saved["optimizer"]["state"], "the checkpoint has no states of the optimizer")
-    steps, done = tried.saved["steps"], tried.verdict.steps
-    require(steps >= done, f"the checkpoint counts {steps} steps, and {done} are done: a run would take one again")
-
-
-saved.refuses("the wrapped model", "save the model inside", "save(args.save, model, optimizer, step + 1)")
-saved.refuses("the step that ran", "a run would take one again", "save(args.save, model.module, optimizer, step)")
-saved.refuses(
-    "what the model saves",
-    "not what they would save",
-    "save(args.save, model.module.state_dict(), optimizer, step + 1)",
-)
-saved.refuses(
-    "weights alone",
-    "lacks model, optimizer, steps",
-    "if rank == 0:\n    torch.save(model.module.state_dict(), args.save)",
-)
-saved.refuses("in another place", "no checkpoint", 'save("checkpoint.pt", model.module, optimizer, step + 1)')
-saved.refuses("nothing", "no checkpoint", "pass")
-saved.refuses("a block alone", "not all weights", "save(args.save, model.module.blocks, optimizer, step + 1)")
-saved.refuses(
-    "a new optimizer",
-    "no states of the optimizer",
-    "save(args.save, model.module, torch.optim.AdamW(model.parameters()), step + 1)",
 )
 
 # 03.1 ---------------------------------------------------------------------------------------------------------------
