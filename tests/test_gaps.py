@@ -245,6 +245,25 @@ def test_a_lesson_whose_gaps_are_filled_runs_to_its_end_and_each_is_right(number
 
 #: Right in another style than the kit's.
 OTHER_STYLES = {
+    "04.a": """
+    def __init__(self, model, lr):
+        # whole tensors in turn
+        self.all = list(model.parameters())
+        self.mine = [weight for i, weight in enumerate(self.all) if i % world_size == rank]
+        self.optimizer = torch.optim.AdamW(self.mine, lr)
+
+    def step(self):
+        for i, weight in enumerate(self.all):
+            weight.grad /= world_size
+            dist.reduce(weight.grad, dst=i % world_size)
+        whole = torch.stack([weight.grad.norm() ** 2 for weight in self.mine]).sum()
+        dist.all_reduce(whole)
+        for weight in self.mine:
+            weight.grad *= min(1.0, 1.0 / (whole.item() ** 0.5 + 1e-6))
+        self.optimizer.step()
+        for i, weight in enumerate(self.all):
+            dist.broadcast(weight.data, src=i % world_size)
+    """,
     "03.a": """
     def ready(self, weight):
         if not self.sync:
@@ -393,7 +412,7 @@ OTHER_STYLES = {
         for part in (self.query, self.key, self.value)
     )
     """,
-    "04.a": """
+    "04.b": """
         settings = json.load(args.config)
         settings["train_micro_batch_size_per_gpu"] = args.micro_batch
         settings["gradient_accumulation_steps"] = args.batch // world_size // args.micro_batch
@@ -404,7 +423,7 @@ OTHER_STYLES = {
         if path is not None:
             first = client["steps"]
     """,
-    "04.b": """
+    "04.c": """
         parts = []
         for i in range(len(micro_batches)):
             x, y = micro_batches[i][:, :-1], micro_batches[i][:, 1:]

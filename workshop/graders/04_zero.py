@@ -1,5 +1,6 @@
 """Graders of the exercises on ZeRO: pieces are compared with labelled numbers, clipping with torch's."""
 
+import ast
 import random
 import re
 
@@ -12,8 +13,145 @@ from aiscale.lesson.grading import exercise, require, same_on_ranks
 
 # 04.a ---------------------------------------------------------------------------------------------------------------
 
-engine = Gap(
+P = 4 * 236_928  #: bytes of the GPT's parameters in fp32
+
+by_hand = Gap(
     "04.a",
+    "Who updates what",
+    "train_zero1.py",
+    minutes=11,
+    arguments="--steps 2",
+    explained={
+        "has no attribute '": "the loop calls `Zero1(model, lr)` and `optimizer.step()`",
+        "can't optimize a non-leaf": "the share is cut from a tensor with a graph: `detach()` the buffer first",
+        "input tensor must be": "`list(tensor.chunk(world_size))` cuts a tensor into as many pieces as ranks",
+        "is it clipped": "all ranks need the norm of the whole gradient: each knows the squares of its own share",
+        "updates other tensors": "the share must be a window onto the buffer, or be copied back: all_gather it",
+    },
+    hints=[
+        "`__init__`: one flat buffer without a graph; make the parameters windows onto it; the optimizer's only tensor "
+        "is `buffer.chunk(world_size)[rank]`, with `requires_grad_()`.",
+        "`step` begins with one flat gradient of all parameters. `dist.reduce_scatter` fills `own.grad`, which must be "
+        "there: `torch.empty_like(own)`. Mean, not sum.",
+        "The square of the whole norm is the sum of the shares' squares: one all_reduce of one number. Clip, step, and "
+        "`dist.all_gather(list(buffer.chunk(world_size)), own.detach())`.",
+    ],
+    solution="""
+    def __init__(self, model, lr):
+        self.weights = list(model.parameters())
+        self.flat = parameters_to_vector(self.weights).detach()  # all weights, one after the other
+        vector_to_parameters(self.flat, self.weights)
+        self.own = self.flat.chunk(world_size)[rank].requires_grad_()
+        self.adam = torch.optim.AdamW([self.own], lr=lr)
+
+    def step(self):
+        gradient = parameters_to_vector([weight.grad for weight in self.weights])
+        self.own.grad = torch.empty_like(self.own)
+        dist.reduce_scatter(self.own.grad, list(gradient.chunk(world_size)), dist.ReduceOp.AVG)
+        squares = self.own.grad.square().sum()
+        dist.all_reduce(squares)  # of all shares
+        clip_grads_with_norm_([self.own], 1.0, squares.sqrt())
+        self.adam.step()
+        dist.all_gather(list(self.flat.chunk(world_size)), self.own.detach())
+    """,
+)
+
+
+@by_hand.demand
+def holds_a_share_and_sends_it(tried):
+    sent = tried.traffic
+    told = "the gradients went to all_reduce, two halves: a rank needs its own share of the mean, by reduce_scatter"
+    require(sent.get("reduce_scatter", 0) > 0 or sent.get("all_reduce", 0) < 1.5 * P, told)
+    gathered = (sent.get("all_gather", 0) + sent.get("broadcast", 0)) / P
+    told = f"a rank gathers {gathered:.2f} times the weights in a step: once is enough"
+    require(gathered < 1.1, told)
+
+
+@by_hand.look
+def states_are_a_share(folder):
+    """On rank 0 of two, in this process: what the optimizer updates."""
+    held = held_numbers((folder / "train_zero1.py").read_text())
+    if held is not None:
+        told = f"on two ranks a rank has the states of {held} numbers, and the model has {NUMBERS}: a share is half"
+        require(held <= NUMBERS // 2 + 20, told)
+
+
+NUMBERS = 8 * 16 + 16 * 4
+
+
+def held_numbers(script: str) -> int | None:
+    """Numbers of which AdamW has states after `Zero1(model, lr)`; None: this process cannot tell."""
+    given: list = []
+
+    class Kept(torch.optim.AdamW):
+        def __init__(self, weights, *args, **kwargs):
+            super().__init__(weights, *args, **kwargs)
+            given.extend(weight for group in self.param_groups for weight in group["params"])
+
+    tree = ast.parse(script)
+    parts = [each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == "Zero1"]
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16, bias=False), torch.nn.Linear(16, 4, bias=False))
+    utils = torch.nn.utils
+    names = {"dist": torch.distributed, "rank": 0, "world_size": 2, "device": torch.device("cpu"), "torch": torch}
+    names |= {name: getattr(utils, name) for name in ("parameters_to_vector", "vector_to_parameters")}
+    names["clip_grads_with_norm_"] = utils.clip_grads_with_norm_
+    real, torch.optim.AdamW = torch.optim.AdamW, Kept
+    try:
+        exec(compile(ast.Module(parts, []), "train_zero1.py", "exec"), names)
+        names["Zero1"](model, 0.1)
+    except Exception:
+        return None
+    finally:
+        torch.optim.AdamW = real
+    return sum(weight.numel() for weight in given)
+
+
+def _zero1(*changes):
+    lines = by_hand.lines
+    for old, new in changes:
+        assert old in lines, old
+        lines = lines.replace(old, new)
+    return lines
+
+
+by_hand.refuses("all states on each rank", "a share is half", _zero1((".chunk(world_size)[rank].req", ".req")))
+by_hand.refuses("the sum", "number of ranks", _zero1((", dist.ReduceOp.AVG", "")))
+by_hand.refuses(
+    "clipped by its own norm", "norm of the whole", _zero1(("    dist.all_reduce(squares)  # of all shares\n", ""))
+)
+by_hand.refuses("not clipped", "clipped", _zero1(("    clip_grads_with_norm_([self.own], 1.0, squares.sqrt())\n", "")))
+by_hand.refuses(
+    "nothing is gathered",
+    "different weights",
+    _zero1(("    dist.all_gather(list(self.flat.chunk(world_size)), self.own.detach())", "    pass")),
+)
+by_hand.refuses("a copy of the weights", "XX", _zero1(("    vector_to_parameters(self.flat, self.weights)\n", "")))
+by_hand.refuses("the next rank's share", "XX", _zero1(("(world_size)[rank]", "(world_size)[(rank + 1) % world_size]")))
+by_hand.refuses(
+    "nothing reduced",
+    "XX",
+    _zero1(
+        ("    dist.reduce_scatter(self.own.grad, list(gradient.chunk(world_size)), dist.ReduceOp.AVG)\n", ""),
+        ("torch.empty_like(self.own)", "gradient.chunk(world_size)[rank].clone()"),
+    ),
+)
+by_hand.refuses(
+    "all-reduced",
+    "two halves",
+    _zero1(
+        (
+            "    dist.reduce_scatter(self.own.grad, list(gradient.chunk(world_size)), dist.ReduceOp.AVG)\n",
+            "    dist.all_reduce(gradient, dist.ReduceOp.AVG)\n    self.own.grad = gradient.chunk(world_size)[rank]\n",
+        ),
+    ),
+)
+by_hand.refuses("Adam's own rate", "learning rate", _zero1((", lr=lr", "")))
+by_hand.refuses("no step", "XX", _zero1(("    self.adam.step()\n", "")))
+
+# 04.b ---------------------------------------------------------------------------------------------------------------
+
+engine = Gap(
+    "04.b",
     "The engine",
     "train_zero.py",
     minutes=7,
@@ -97,10 +235,10 @@ refuse_engine(
     of='model=model, optimizer=optimizer, config=settings | {"gradient_clipping": 0.0}',
 )
 
-# 04.b ---------------------------------------------------------------------------------------------------------------
+# 04.c ---------------------------------------------------------------------------------------------------------------
 
 its_step = Gap(
-    "04.b",
+    "04.c",
     "A step of the engine",
     "train_zero.py",
     minutes=6,
