@@ -397,7 +397,13 @@ OTHER_STYLES = {
     model.head = model.head if stage + 1 == stages else nn.Identity()
     """,
     "06.c": """
+    names = ("dp", "pp", "tp")
+    mesh = init_device_mesh(device.type, mesh_shape=(dp, args.pp, args.tp), mesh_dim_names=names)
     axis = mesh["pp"]
+    data, pipeline = (mesh[name].get_group() for name in ("dp", "pp"))
+    cut(model, axis.get_local_rank(), axis.size())
+    for block in [block for block in model.blocks if hasattr(block, "query")]:
+        parallelize_module(block, device_mesh=mesh["tp"], parallelize_plan=plan)
     stage = PipelineStage(
         submodule=model, stage_index=axis.get_local_rank(), num_stages=axis.size(),
         device=device, group=axis.get_group(),

@@ -35,7 +35,7 @@ own_ddp = Gap(
     "03.a",
     "A DDP of your own",
     "train_own_ddp.py",
-    minutes=12,
+    minutes=10,
     explained={
         "has no attribute 'wait'": "an all_reduce with async_op=True returns a message to wait for; without, nothing",
         "has no attribute 'ready'": "the hook is a method `ready`",
