@@ -195,9 +195,9 @@ def lines_written(number: str) -> int:
     return len(written)
 
 
-def test_learners_write_ten_lines_in_each_lesson_and_100_in_all():
+def test_learners_write_ten_lines_in_each_lesson_and_150_in_all():
     written = {number: lines_written(number) for number in NUMBERS}
-    assert min(written.values()) >= 10 and sum(written.values()) >= 100, written
+    assert min(written.values()) >= 10 and sum(written.values()) >= 150, written
 
 
 def tried(shell, id: str, lines: str, folder: Path):
@@ -309,7 +309,11 @@ OTHER_STYLES = {
         forward_step_func=forward, data_iterator=given, model=[model], forward_only=False, **shape
     )
     optimizer.step()
-    return reported
+    mean = sum(reported) / len(reported) if reported else torch.tensor(0.0, device=device)
+    copies = parallel_state.get_data_parallel_group()
+    for group in (parallel_state.get_pipeline_model_parallel_group(), copies):
+        dist.all_reduce(mean, group=group)
+    return mean / copies.size()
     """,
     "08.a": """
     sizes = [p.numel() for p in parameters]

@@ -183,7 +183,7 @@ _SCATTER = "    dist.reduce_scatter(self.own.grad, list(gradient.chunk(world_siz
 _OWN = ("torch.empty_like(self.own)", "gradient.chunk(world_size)[rank].clone()")
 by_hand.refuses("nothing reduced", "this rank's own gradient", _zero1((_SCATTER, ""), _OWN))
 by_hand.refuses("Adam's own rate", "learning rate", _zero1((", lr=lr", "")))
-by_hand.refuses("no step", "takes no step", _zero1(("    self.adam.step()\n", "")))
+by_hand.refuses("no step", "took a step", _zero1(("    self.adam.step()\n", "")))
 by_hand.refuses("no name of the loop's", "calls `Zero1(model, lr)`", _zero1(("def step(", "def update(")))
 
 # 04.b ---------------------------------------------------------------------------------------------------------------

@@ -204,6 +204,11 @@ scheduled = Gap(
         "name 'data' is not defined": "the lines below average gradients over the group `data`, along dp",
         "name 'pipeline' is not defined": "the lines below add up losses over the group `pipeline`, along pp",
         "name 'mesh' is not defined": "the lines below read this rank's place along dp from `mesh`",
+        "one of the following scalar types": "a later stage gets activations, and its model wants bytes: `cut` has not "
+        "replaced its embedding",
+        "_StageBackwardMeta": "a stage's neighbours are not those of its copy: look at the group, and at the order of "
+        "names and sizes in the grid",
+        "never averaged": "`data` is the group along dp, of those that have the same part of the model",
         "should have different stages": "a rank's stage is its place along pp: get_local_rank",
     },
     hints=[
@@ -236,7 +241,6 @@ def has_the_micro_batches(tried):
 
 @scheduled.demand_with("--tp 2")
 def cuts_blocks_along_tp(tried):
-    # Counted: MB if blocks are cut, if they are whole.
     require(
         tried.traffic["all_reduce"] > 2e6,
         "with --tp 2 the ranks of a stage add nothing up: each computes whole blocks. Cut each by the plan, along tp",
@@ -283,17 +287,17 @@ scheduled.refuses(
 )
 scheduled.refuses(
     "the whole model on each stage",
-    "XX",
+    "has not replaced its embedding",
     _MESH + _GROUPS + _BLOCKS + _LINE + _SCHEDULE,
 )
 scheduled.refuses(
     "axes named the other way",
-    "XX",
+    "the order of names and sizes",
     _MESH.replace('"dp", "pp", "tp"', '"pp", "dp", "tp"') + _GROUPS + _CUT + _BLOCKS + _LINE + _SCHEDULE,
 )
 scheduled.refuses(
     "gradients averaged along tp",
-    "XX",
+    "`data` is the group along dp",
     _MESH + _GROUPS.replace('mesh.get_group("dp")', 'mesh.get_group("tp")') + _CUT + _BLOCKS + _LINE + _SCHEDULE,
 )
 scheduled.refuses("the group of all ranks", "group size 4", _STAGE.replace(", group=pipeline", "") + _SCHEDULE)
