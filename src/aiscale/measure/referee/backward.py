@@ -86,6 +86,15 @@ def _is_turned_sign(step: Step, name: str, many, one) -> bool:
     return True
 
 
+def _is_enlarged_rounding(step: Step, many, one, allowed: float) -> bool:
+    """Adam enlarges the rounding of entries whose gradient is near 0. Where a library hides the
+    gradients, a few entries that are a little apart are taken for such."""
+    if not any(trace["unseen"] for trace in step.many) or many.is_sketch:
+        return False
+    apart = (many.values - one.values).abs() / one.values.abs().max()
+    return bool((apart > allowed).double().mean() < 0.1 and apart.max() < 1e-4)
+
+
 def _missing(step: Step, kind: str) -> list[Part]:
     """A weight that learns on one rank and gets no gradient on many."""
     have, many, one = step.on_many(kind), step.on_many("weights"), step.on_one(kind)
@@ -185,7 +194,10 @@ def _next(step: Step, kind: str) -> list[Part]:
         copies_apart = max(many[name].copies.values())
         step.verdict.compared["updates" if kind == "weights" else kind] += 1
         difference = relative(many[name].values, one[name].values)
-        if difference > allowed and not _is_turned_sign(step, name, many[name], one[name]):
+        if difference > allowed and not (
+            _is_enlarged_rounding(step, many[name], one[name], allowed)
+            or _is_turned_sign(step, name, many[name], one[name])
+        ):
             bad[name] = (difference, allowed)
         if copies_apart > allowed:
             odd[name] = (copies_apart, allowed)
