@@ -8,7 +8,7 @@ from torch import nn
 
 from aiscale.lesson.comparing import Wrong
 from aiscale.lesson.gap_grader import Gap
-from aiscale.lesson.grading import exercise, require, same_on_ranks
+from aiscale.lesson.grading import exercise, require, same, same_on_ranks
 
 GRADIENT_BYTES = 4 * 236_928  # of the model of model.py, in fp32
 
@@ -465,92 +465,64 @@ unequal_shares.refuses(
 
 @exercise(
     "03.2",
-    "Send once",
-    "accumulate",
+    "What is exposed?",
+    "exposed_s",
     minutes=8,
-    ranks=True,
     hints=[
-        "DDP sends during `backward`, unless that runs under `with ddp.no_sync():`. Which one should send?",
-        "Each `backward` adds to the gradients. The mean over all samples needs every loss divided by a number: which?",
-        "The forward pass of a micro-batch belongs under no_sync() too, not its backward pass alone.",
+        "Keep one number: when the network is free again. A message begins when it is free and the bucket is complete.",
+        "`free = max(free, ready) + latency_s + nbytes / bytes_per_s`, in turn. When did the backward pass end?",
     ],
 )
-def send_once(accumulate):
-    for _ in range(2):
-        model, n, parts = draw_model(), accumulate.size, random.randint(3, 5)
-        x, y = draw_batch(model, 2 * parts * n)
-        whole = serial_gradient(model, x, y)
-        one_step = sum(p.numel() for p in model.parameters()) * 8
-        mine = [
-            list(zip(xs.chunk(parts), ys.chunk(parts), strict=True))
-            for xs, ys in zip(x.chunk(n), y.chunk(n), strict=True)
-        ]
-        alone = [serial_gradient(model, xs, ys) for xs, ys in zip(x.chunk(n), y.chunk(n), strict=True)]
-        last = sum(serial_gradient(model, *micro_batches[-1]) for micro_batches in mine) / n
-        found = accumulate.each([model] * n, mine)
-        scales = {
-            parts: "the losses of the micro-batches are added up, but never divided by their number",
-            1 / n: "DDP divides by the number of ranks already",
-        }
+def what_is_exposed(exposed_s):
+    for slow in (False, True, False, True):
+        count, latency_s, rate = random.randint(2, 6), random.uniform(0.1, 0.4), random.choice([10.0, 20.0, 40.0])
+        steps = [random.uniform(0.5, 3) for _ in range(count)]
+        ready_s = [sum(steps[: i + 1]) for i in range(count)]
+        sizes = [random.randint(20, 90) * (4 if slow else 1) / 2 for _ in range(count)]
+        costs = [latency_s + size / rate for size in sizes]
+        # the last message ends as late as some bucket, and all that are sent after it, make it
+        last_s = max(ready_s[i] + sum(costs[i:]) for i in range(count))
+        expected = last_s - ready_s[-1]
         causes = {
-            "this is each rank's own gradient: nothing was sent": alone,
-            "this is the gradient of the last micro-batch alone": [last] * n,
-            "this is the last micro-batch's, divided by their number": [last / parts] * n,
+            "this is when the last message ends: subtract the end of the backward pass": last_s,
+            "a message waits until the one before it has ended": max(
+                ready + cost - ready_s[-1] for ready, cost in zip(ready_s, costs, strict=True)
+            ),
+            "messages leave during the backward pass, too": sum(costs),
+            "each message pays the latency": max(
+                ready_s[i] + sum(costs[i:]) - latency_s * (count - i) for i in range(count)
+            )
+            - ready_s[-1],
+            "a bucket cannot leave before it is complete": max(sum(costs) - ready_s[-1], 0.0),
         }
-        same_on_ranks(found, [whole] * n, "the gradient", scale=scales, causes=causes, rtol=1e-6)
-        sent = accumulate.sent[0].get("all_reduce", (0, 0))[1]
-        times = round(sent / one_step)
-        require(
-            times == 1, f"the gradient is right, but each rank sent it {times} times: all {parts} backward passes send"
-        )
+        found = exposed_s(ready_s, sizes, latency_s, rate)
+        same(found, expected, f"{count} buckets, what is exposed", causes=causes, rtol=1e-9)
 
 
-send_once.refuses(
-    "no division by the micro-batches",
-    "never divided by their number",
+_FREE = """
+free = 0.0
+for ready, nbytes in zip(ready_s, sizes_bytes):
+    free = {begins} + {takes}
+return free{less}
+"""
+_EXPOSED = {"begins": "max(free, ready)", "takes": "latency_s + nbytes / bytes_per_s", "less": " - ready_s[-1]"}
+what_is_exposed.refuses("the end", "subtract the end", _FREE.format(**_EXPOSED | {"less": ""}))
+what_is_exposed.refuses(
+    "no queue",
+    "has ended",
     """
-    for x, y in micro_batches[:-1]:
-        with ddp.no_sync():
-            mse_loss(ddp(x), y).backward()
-    x, y = micro_batches[-1]
-    mse_loss(ddp(x), y).backward()
+    ends = [ready + latency_s + nbytes / bytes_per_s for ready, nbytes in zip(ready_s, sizes_bytes)]
+    return max(ends) - ready_s[-1]
     """,
 )
-send_once.refuses(
-    "every micro-batch is sent",
-    "sent it",
-    """
-    for x, y in micro_batches:
-        (mse_loss(ddp(x), y) / len(micro_batches)).backward()
-    """,
+what_is_exposed.refuses(
+    "all at the end",
+    "leave during the backward pass",
+    "return sum(latency_s + nbytes / bytes_per_s for nbytes in sizes_bytes)",
 )
-send_once.refuses(
-    "nothing is sent",
-    "nothing was sent",
-    """
-    with ddp.no_sync():
-        for x, y in micro_batches:
-            (mse_loss(ddp(x), y) / len(micro_batches)).backward()
-    """,
-)
-send_once.refuses(
-    "gradients set to zero in the loop",
-    "last micro-batch",
-    """
-    for x, y in micro_batches:
-        ddp.zero_grad()
-        (mse_loss(ddp(x), y) / len(micro_batches)).backward()
-    """,
-)
-send_once.refuses(
-    "hard-coded for the shown 2 micro-batches",
-    "the gradient",
-    """
-    with ddp.no_sync():
-        (mse_loss(ddp(micro_batches[0][0]), micro_batches[0][1]) / 2).backward()
-    (mse_loss(ddp(micro_batches[1][0]), micro_batches[1][1]) / 2).backward()
-    """,
-)
+what_is_exposed.refuses("no latency", "pays the latency", _FREE.format(**_EXPOSED | {"takes": "nbytes / bytes_per_s"}))
+what_is_exposed.refuses("too early", "is exposed", _FREE.format(**_EXPOSED | {"begins": "free"}))
+what_is_exposed.refuses("hard-coded for the shown buckets", "is exposed", "return 2.5")
 
 
 # 03.3 ---------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import torch
 
 from aiscale import cost
 from aiscale.lesson.gap_grader import Gap
-from aiscale.lesson.grading import exercise, require, same_on_ranks
+from aiscale.lesson.grading import exercise, require
 
 # 04.a ---------------------------------------------------------------------------------------------------------------
 
@@ -480,88 +480,6 @@ whose_numbers.refuses(
     "hard-coded for the shown tensors",
     "tensors of",
     "return [[(0, 0, 4)], [(0, 4, 6), (1, 0, 2)], [(1, 2, 3), (2, 0, 3)], [(2, 3, 4)]][rank % 4]",
-)
-
-
-# 04.2 ---------------------------------------------------------------------------------------------------------------
-
-
-def clipped(whole: torch.Tensor, max_norm: float) -> torch.Tensor:
-    weight = torch.zeros_like(whole, requires_grad=True)
-    weight.grad = whole.clone()
-    torch.nn.utils.clip_grad_norm_([weight], max_norm)
-    return weight.grad
-
-
-@exercise(
-    "04.2",
-    "Clip a gradient that no rank has whole",
-    "clip",
-    minutes=8,
-    ranks=True,
-    hints=[
-        "A norm is the root of a sum of squares. Each rank can sum the squares of its own share: who adds up the rest?",
-        "One `dist.all_reduce` of that sum gives all ranks the squared norm of the whole gradient.",
-        "The scale is max_norm / norm, but at most 1.",
-    ],
-)
-def clip_whole(clip):
-    n_ranks = clip.size
-    for times in (random.uniform(3, 9), random.uniform(0.2, 0.7)):  # of max_norm: clip, then leave
-        max_norm = random.uniform(1.2, 3)
-        whole = torch.randn(n_ranks, random.randint(3, 7)).double() * torch.linspace(1, 3, n_ranks)[:, None].double()
-        whole *= times * max_norm / whole.norm()
-        norm, norms = whole.norm(), whole.norm(dim=1, keepdim=True)
-        mistakes = {
-            "the gradient is never clipped": 1,
-            "each rank scales by the norm of its own share: all must scale by the same number": (
-                max_norm / norms
-            ).clamp(max=1),
-            "the norms of the shares are added up: their squares add up, norms do not": min(1, max_norm / norms.sum()),
-            "the squared norm stands where the norm should: take the root": min(1, max_norm / norm**2),
-            "a small gradient is scaled up to max_norm: it should stay as it is": max_norm / norm,
-        }
-        right = list(clipped(whole, max_norm))
-        causes = {text: list(whole * scale) for text, scale in mistakes.items()}
-        found = clip.each(list(whole), [max_norm] * n_ranks)
-        same_on_ranks(found, right, "the clipped share", causes=causes, rtol=1e-5)
-        sent = sum(nbytes for _, nbytes in clip.sent[0].values())
-        require(sent <= 8, f"the share is right, but a rank hands {sent} bytes to collectives: one number is enough")
-
-
-_CLIP = """
-squared = {squared}
-{add_up}
-return share * {scale}
-"""
-_RIGHT = {
-    "squared": "share.square().sum()",
-    "add_up": "dist.all_reduce(squared)",
-    "scale": "min(1.0, max_norm / squared.sqrt().item())",
-}
-clip_whole.refuses("never clipped", "never clipped", _CLIP.format(**_RIGHT | {"scale": "1"}))
-clip_whole.refuses("by its own share", "the norm of its own share", _CLIP.format(**_RIGHT | {"add_up": ""}))
-clip_whole.refuses(
-    "norms added up",
-    "their squares add up",
-    _CLIP.format(**_RIGHT | {"squared": "share.norm()", "scale": "min(1.0, max_norm / squared.item())"}),
-)
-clip_whole.refuses(
-    "root forgotten", "take the root", _CLIP.format(**_RIGHT | {"scale": "min(1.0, max_norm / squared.item())"})
-)
-clip_whole.refuses(
-    "small ones scaled up", "scaled up to max_norm", _CLIP.format(**_RIGHT | {"scale": "max_norm / squared.sqrt()"})
-)
-_GATHER = "pieces = [torch.empty_like(share) for _ in range(world_size)]\ndist.all_gather(pieces, share)"
-clip_whole.refuses(
-    "the whole gradient gathered for its norm",
-    "one number is enough",
-    _CLIP.format(**_RIGHT | {"squared": "None", "add_up": f"{_GATHER}\nsquared = torch.cat(pieces).square().sum()"}),
-)
-clip_whole.refuses(
-    "hard-coded max_norm of 1",
-    "the clipped share",
-    _CLIP.format(**_RIGHT | {"scale": "min(1.0, 1.0 / squared.sqrt().item())"}),
 )
 
 
