@@ -1,7 +1,7 @@
 # Everything starts here: `make lab` on a fresh machine. `make help` lists the rest.
 
 .DEFAULT_GOAL := help
-.PHONY: help lab workshop slides site class check test test-skipped test-more test-all soak study setup lock clean distclean
+.PHONY: help lab workshop slides site class check test test-skipped test-more test-all soak study setup lock size clean distclean
 export PYTHON TORCH MPI
 export OMP_WAIT_POLICY ?= PASSIVE
 BIN := .venv/bin
@@ -95,6 +95,11 @@ setup:  ## install everything that is missing into .venv
 
 lock: setup  ## resolve requirements.lock anew from pyproject.toml
 	@scripts/lock.sh
+
+size:  ## lines of Python, of each wing of the package and of what lies beside it
+	@for part in src/aiscale/*/ src/aiscale tests tools benchmarks workshop notebooks; do \
+		printf '%7d  %s\n' "$$(find "$$part" -name '*.py' -exec cat {} + | wc -l)" "$$part"; \
+	done
 
 clean:  ## remove what was built
 	rm -rf build .pytest_cache .ruff_cache

@@ -28,7 +28,18 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from common import Paired, arguments, as_rank, check, finish, machine_facts, on_ranks, paired, table
+from common import (
+    SHARE,
+    Paired,
+    arguments,
+    as_rank,
+    check,
+    finish,
+    machine_facts,
+    on_ranks,
+    paired,
+    table,
+)
 from torch.nn.parallel import DistributedDataParallel
 from ways import Bucket, make
 
@@ -43,8 +54,6 @@ from aiscale.train.optimizer import make_optimizer
 from aiscale.train.options import options
 
 RANKS = 4
-#: share of a step that the all-reduce takes in the published baseline: seconds, a fit of its table
-SHARE = 0.9 / 1.855
 DENSITIES = (0.9, 0.5, 0.4, 0.1)
 INTERVAL = 200  #: published; here it only decides how much the dense step counts
 #: published days at density 0.4 and with a dense all-reduce that is not overlapped

@@ -18,11 +18,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from common import machine_facts
+from common import machine_facts, text_of
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from aiscale.measure.compare import compare
-from aiscale.train.prepare.corpus import find_text
 
 QUICK = "--quick" in sys.argv
 TUNED, STEPS, INTERVAL = (20, 40, 10) if QUICK else (1000, 2000, 200)
@@ -36,17 +35,6 @@ BASE += [f"--save-every={INTERVAL}", f"--evaluate-every={INTERVAL}", "--evaluate
 def aiscale(*words):
     command = [sys.executable, "-m", "aiscale", *map(str, words)]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
-def text_of(folder):
-    """Python's own sources as one file."""
-    file = folder / "stdlib.txt"
-    if not file.exists():
-        part = file.with_suffix(".part")
-        with part.open("w", encoding="utf-8") as out:
-            out.writelines(find_text("stdlib"))
-        part.rename(file)
-    return file
 
 
 def train(folder, method, steps, lr, seed, keep_masks=False):

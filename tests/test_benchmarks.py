@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import signal
 import statistics
@@ -24,6 +25,7 @@ common, model, gpu, radius, radius_sweep = map(
     script, ("common", "model", "gpu", "radius", "radius_sweep")
 )
 largest, choices, ways, seat = map(script, ("largest", "choices", "ways", "seat"))
+table2 = script("table2")
 TINY = model.Cell(model="2x64", batch=2, length=64, rounds=3)
 
 
@@ -282,6 +284,33 @@ def test_a_killed_pair_resumes_and_its_masks_last_longer_than_chance(tmp_path):
     assert [len(row["runs"]) for row in result["compare"]] == [2, 2] and len(result["tasks"]) == 4
     assert all(result["mask_kept_by_chance"] < kept <= 1 for _, kept in result["mask_kept"])
     assert [step for step, _ in result["mask_kept"]] == [10, 20, 30]
+
+
+@pytest.mark.parametrize("best", [0.25e-3, 2e-3, 16e-3])
+def test_the_search_for_a_rate_ends_inside_what_it_has_tried(best, monkeypatch):
+    experiment = object.__new__(table2.Experiment)
+    monkeypatch.setattr(experiment, "val_ppl", lambda row, lr: abs(math.log(lr / best)))
+    found = sorted(experiment.search_rate(row=None))
+    place = found.index(best)
+    assert 0 < place < len(found) - 1
+
+
+@pytest.mark.extended
+def test_table_2_has_a_time_and_a_perplexity_in_each_row_and_goes_on_where_it_was(tmp_path):
+    command = [sys.executable, table2.__file__, tmp_path, "--quick"]
+    subprocess.run([*command, "--minutes=0"], check=True, timeout=300)
+    assert not (tmp_path / "table2.json").exists()
+    subprocess.run(command, check=True, timeout=900)
+    result = json.loads((tmp_path / "table2.json").read_text())
+    dense, sparse = result["compare"]
+    assert (dense["settings"], sparse["settings"]["trainer"]) == ({}, "radius")
+    assert dense["ranks"] == sparse["ranks"] == 4
+    assert dense["days"][0] * sparse["days"][0] > 0 and sparse["val_ppl"] != dense["val_ppl"]
+    written = (tmp_path / "table2.json").stat().st_mtime_ns
+    logs = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*.log")}
+    subprocess.run(command, check=True, timeout=300)
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.glob("*.log")} == logs
+    assert (tmp_path / "table2.json").stat().st_mtime_ns > written
 
 
 @pytest.mark.parametrize("guess", [0, 1, 6, 7, 8, 50])

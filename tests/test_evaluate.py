@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from aiscale.train.evaluate import OURS, evaluate
 from aiscale.train.export import hugging_face_tokenizer
 from aiscale.train.prepare import Tokenizer, embedded_text
 from aiscale.train.prepare.tokenizers import ByteTokenizer, learn
+from aiscale.train.tasks import held_out
 from ranks import aiscale
 
 pytest.importorskip("lm_eval", reason="pip install 'aiscale[eval]'")
@@ -68,6 +70,41 @@ def test_an_all_zero_model_gives_the_values_computed_by_hand(tmp_path):
     assert {key: results[key[0]][f"{key[1]},none"] for key in expected} == pytest.approx(
         expected, rel=1e-5
     )
+
+
+@pytest.mark.extended
+def test_items_of_the_text_held_out_come_by_the_hundred_and_only_of_a_run_that_has_one(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text(embedded_text())
+    words = ["--steps=1", f"--text={text}", "--length=32"]
+    for name, share in (("run", "0.2"), ("all", "0")):
+        run = tmp_path / name
+        assert aiscale("train", "serial", *words, f"--save={run}", f"--held-out={share}")
+    tasks = ["aiscale_continuation", "aiscale_repeated_word"]
+    found = evaluate(tmp_path / "run", tasks)
+    assert found["n-samples"]["aiscale_continuation"]["original"] == 400
+    assert found["n-samples"]["aiscale_repeated_word"]["original"] > 200
+    # It has learned nothing: chance, within four standard errors of 400 items.
+    assert 0.4 < found["results"]["aiscale_continuation"]["acc,none"] < 0.6
+    assert found["results"]["aiscale_repeated_word"]["acc,none"] == 0
+    with pytest.raises(ConfigError, match="held out no text"):
+        evaluate(tmp_path / "all", tasks)
+    text.write_text("another")
+    with pytest.raises(ConfigError, match="no longer the text"):
+        evaluate(tmp_path / "run", tasks)
+
+
+def test_an_item_of_repeated_words_has_its_answer_in_the_context(tmp_path):
+    file = tmp_path / "held_out.txt"
+    file.write_text(embedded_text()[:60_000], encoding="utf-8")
+    items = list(held_out.repeated_words(str(file))["test"])
+    assert items
+    for item in items:
+        assert item["context"] + item["word"] in file.read_text(encoding="utf-8")
+        assert item["word"] in re.findall(r"\w+", item["context"])
+    for item in held_out.continuations(str(file))["test"]:
+        right = item["context"] + item["choices"][item["answer"]]
+        assert right in file.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("kind", ["byte", "bpe"])

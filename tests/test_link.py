@@ -4,8 +4,13 @@ import contextlib
 
 import pytest
 
+from aiscale.launch import launch
+from aiscale.measure import slowed
 from aiscale.measure.distributed.link import Link
 from aiscale.plan import cost
+from aiscale.train.model import GPT
+from aiscale.train.presets import shape_of
+from aiscale.train.record import read_metrics
 from ranks import COLLECTIVES, run_ranks
 
 
@@ -172,6 +177,26 @@ def test_training_gives_the_same_weights_and_takes_at_least_the_time_of_its_byte
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == 4 and all(line.endswith("True True") for line in lines), lines
+
+
+def test_a_trainer_on_slow_cards_has_the_same_losses_and_waits_for_its_bytes(tmp_path):
+    words = ["-m", "aiscale.train.ddp", "--steps=3", "--save-every=0"]
+    slow = ["-m", "aiscale.measure.slowed", "20", *words, f"--save={tmp_path / 'slow'}"]
+    assert launch(2, [*words, f"--save={tmp_path / 'fast'}"]) == 0
+    assert launch(2, slow) == 0
+    fast, slow = (read_metrics(tmp_path / name) for name in ("fast", "slow"))
+    assert [line["loss"] for line in fast] == [line["loss"] for line in slow]
+    # Each of two ranks sends as many bytes as the gradient has.
+    gradient_bytes = sum(weight.nbytes for weight in GPT(shape_of("tiny")).parameters())
+    assert min(line["seconds"] for line in slow) >= gradient_bytes * 8 / 20e6
+
+
+@pytest.mark.parametrize("words", (["fast", "train.py"], ["0", "train.py"], ["20"], ["20", "-m"]))
+def test_what_is_no_rate_or_no_script_is_refused_in_a_line(words, capsys):
+    with pytest.raises(SystemExit) as refused:
+        slowed.main(words)
+    assert refused.value.code == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_the_busiest_card_carries_no_less_than_the_mean_one():
