@@ -86,13 +86,16 @@ def _is_turned_sign(step: Step, name: str, many, one) -> bool:
     return True
 
 
-def _is_enlarged_rounding(step: Step, many, one, allowed: float) -> bool:
-    """Adam enlarges the rounding of entries whose gradient is near 0. Where a library hides the
-    gradients, a few entries that are a little apart are taken for such."""
+def _is_enlarged_rounding(step: Step, many, one) -> bool:
+    """Adam enlarges the rounding of entries whose gradient is near 0.
+
+    Where a library hides the gradients, they cannot tell which entries these are. Measured for
+    Megatron-Core: rounding moves an entry by 8e-5 of the largest, the usual faults by 6e-3.
+    """
     if not any(trace["unseen"] for trace in step.many) or many.is_sketch:
         return False
-    apart = (many.values - one.values).abs() / one.values.abs().max()
-    return bool((apart > allowed).double().mean() < 0.1 and apart.max() < 1e-4)
+    apart = (many.values - one.values).abs().max()
+    return bool(apart < 2e-4 * one.values.abs().max())
 
 
 def _missing(step: Step, kind: str) -> list[Part]:
@@ -195,7 +198,7 @@ def _next(step: Step, kind: str) -> list[Part]:
         step.verdict.compared["updates" if kind == "weights" else kind] += 1
         difference = relative(many[name].values, one[name].values)
         if difference > allowed and not (
-            _is_enlarged_rounding(step, many[name], one[name], allowed)
+            _is_enlarged_rounding(step, many[name], one[name])
             or _is_turned_sign(step, name, many[name], one[name])
         ):
             bad[name] = (difference, allowed)
