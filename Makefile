@@ -97,9 +97,8 @@ lock: setup  ## resolve requirements.lock anew from pyproject.toml
 	@scripts/lock.sh
 
 size:  ## lines of Python, of each wing of the package and of what lies beside it
-	@for part in src/aiscale/*/ src/aiscale tests tools benchmarks workshop notebooks; do \
-		printf '%7d  %s\n' "$$(find "$$part" -name '*.py' -exec cat {} + | wc -l)" "$$part"; \
-	done
+	@$(foreach part,$(wildcard src/aiscale/*/) src/aiscale tests tools benchmarks workshop notebooks, \
+		find "$(part)" -name '*.py' -exec cat {} + | wc -l | tr '\n' ' ' && echo "$(part)";)
 
 clean:  ## remove what was built
 	rm -rf build .pytest_cache .ruff_cache

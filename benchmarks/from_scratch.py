@@ -4,6 +4,8 @@
     OMP_NUM_THREADS=1 python benchmarks/from_scratch.py
     # 50 epochs by one process, by two ranks and by our package
     python benchmarks/from_scratch.py FOLDER
+    # seconds to write one text and two, with a model of that size: minutes
+    python benchmarks/from_scratch.py --inference FILE.json
 
 The first prints medians of rounds in which all take turns, and their ratios, one thread each. The
 second takes hours on two cores, goes on if it was cut off, and writes FOLDER/from_scratch.json.
@@ -14,6 +16,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from statistics import median
@@ -31,6 +34,7 @@ from from_scratch.corpus import corpus  # noqa: E402
 from from_scratch.tokenizer import Tokenizer, split  # noqa: E402
 
 ROUNDS, STEPS = 3, 3
+WORDS = 128  #: of a text whose seconds are measured
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
@@ -106,7 +110,7 @@ def trained(path, start=""):
     steps = {int(step): (float(loss), float(seconds)) for step, loss, seconds in lines}
     losses, seconds = zip(*(steps[step] for step in sorted(steps)), strict=True)
     text = output_of("from_scratch.inference", file, cwd=WORKSHOP)
-    return {"losses": losses, "train_s": round(sum(seconds)), "texts": text.splitlines()}
+    return {"losses": losses, "train_s": round(sum(seconds)), "texts": text.splitlines()[:-1]}
 
 
 def trained_by_package(folder):
@@ -140,10 +144,42 @@ def trained_by_package(folder):
     return {"losses": losses, "train_s": seconds, "texts": [words.decode(known)]}
 
 
+def inference(file):
+    """Seconds to write one text and two, by one process and by two ranks, which take turns.
+    The weights are those of a first step: a word takes as long whatever they are."""
+    starts = {"one process": "", "two ranks": "mpiexec -n 2"}
+    seconds = {name: {"1": [], "2": []} for name in starts}
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Path(folder, "full.npz")
+        output_of("from_scratch.train", "--steps=1", f"--checkpoint={kept}", cwd=WORKSHOP)
+        for _ in range(ROUNDS):
+            for name, start in starts.items():
+                for n_texts in ("1", "2"):
+                    seconds[name][n_texts].append(inference_s(kept, n_texts, start))
+            print({name: {n: each[-1] for n, each in by.items()} for name, by in seconds.items()})
+    facts = {"recipe": "full", "words": WORDS, "seconds_by_texts": seconds}
+    file.write_text(json.dumps({"machine": machine_facts(), **facts}, indent=1) + "\n")
+
+
+def inference_s(kept, n_texts, start):
+    """The seconds that `from_scratch.inference` prints."""
+    words = [kept, "--samples", n_texts, "--words", str(WORDS)]
+    command = [*start.split(), sys.executable, "-m", "from_scratch.inference", *words]
+    output = subprocess.run(
+        command, cwd=WORKSHOP, env=ONE_THREAD, capture_output=True, text=True, check=True
+    ).stdout
+    return float(re.search(r"([\d.]+) s$", output.strip())[1])
+
+
 def output_of(module, *words, cwd):
     command = [sys.executable, "-m", module, *words]
     return subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 if __name__ == "__main__":
-    experiment(Path(sys.argv[1]).absolute()) if sys.argv[1:] else speed()
+    if sys.argv[1:2] == ["--inference"]:
+        inference(Path(sys.argv[2]))
+    elif sys.argv[1:]:
+        experiment(Path(sys.argv[1]).absolute())
+    else:
+        speed()

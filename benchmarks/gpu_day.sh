@@ -2,25 +2,30 @@
 # What waits for a GPU, the most useful parts first, 12 minutes together; no GPU has run it yet.
 #
 #   benchmarks/gpu_day.sh                       # those whose JSON is there are done, so it resumes
-#   benchmarks/gpu_day.sh trace memory study    # these alone; memory and study run only when named
+#   benchmarks/gpu_day.sh trace study           # these alone; study runs only when it is named
 #   NANOGPT=~/nanoGPT benchmarks/gpu_day.sh     # GPT-2 beside nanoGPT's model.py, which is not here
 #   QUICK=1 OUT=try benchmarks/gpu_day.sh       # tiny sizes on the CPU, to see that everything runs
 #
-# gpt2_SIZE is tokens/s and MFU of the trainer serial, reference_SIZE those of a plain loop over nanoGPT's
-# model or, without NANOGPT, over ours; its JSON says which.
+# gpt2_SIZE is tokens/s and MFU of the trainers ddp (124M) and fsdp (355M) with bf16, flash attention and torch.compile,
+# reference_SIZE those of a plain loop over nanoGPT's model or, without NANOGPT, over ours; its JSON says which.
+# kernels: an epoch of the GPT from nothing on its own kernels. radius: seconds a step at 355M by density, in simulated
+# ranks. trace: steps of DDP and FSDP, with files for ui.perfetto.dev. memory: with a snapshot. tests: those marked gpu.
 # It needs one GPU (H100 or H200), Python 3.12 (PYTHON names another), torch 2.11 and no network, in a checkout as it is.
-# A package that the machine lacks comes from wheels/, if that is there. Where there is a network, fill it with
-#   pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_28_x86_64 -d wheels NAME ...
+# A package that the machine lacks comes from wheels/, if that is there. Where there is a network, this fills it:
+#   benchmarks/gpu_day.sh wheels
 # OUT (default gpu_day) gets one JSON a part, in the form of src/aiscale/plan/published/measured, and a log of all parts.
 
 set -uo pipefail  # no -e: a part that fails stops nothing
 cd "$(dirname "$0")/.." || exit 1
 
 OUT=${OUT:-gpu_day} QUICK=${QUICK:-} PYTHON=${PYTHON:-python3}
+PARTS=(gpt2_124M reference_124M gpt2_355M reference_355M kernels radius trace memory tests)
 declare -A LIMIT_S=( # of the default parts 720 together
-    [gpt2_124M]=100 [reference_124M]=80 [gpt2_355M]=130 [reference_355M]=110
-    [kernels]=90 [radius]=90 [trace]=60 [tests]=60 [memory]=120 [study]=480
+    [gpt2_124M]=60 [reference_124M]=50 [gpt2_355M]=70 [reference_355M]=60
+    [kernels]=110 [radius]=110 [trace]=75 [memory]=35 [tests]=150 [study]=480
 )
+WHEELS=(numba llvmlite numba-cuda pytest iniconfig pluggy pytest-xdist execnet pytest-timeout psutil)
+WHEELS_MIB=64
 mkdir -p "$OUT" || exit 1
 part_log=$(mktemp) && trap 'rm -f "$part_log"' EXIT
 export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
@@ -71,8 +76,24 @@ run() { # PART
     { echo "== $part" && cat "$part_log"; } >>"$OUT/gpu_day.log"
 }
 
+fetch_wheels() {
+    "$PYTHON" -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 \
+        --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 -d wheels "${WHEELS[@]}" || return
+    local mib
+    mib=$(du -sm wheels | cut -f1)
+    echo "wheels: $mib MiB in $(find wheels -name '*.whl' | wc -l) files"
+    if [[ $mib -gt $WHEELS_MIB ]]; then
+        echo "wheels: more than $WHEELS_MIB MiB, which is what may be carried: delete some" >&2
+        return 1
+    fi
+}
+
+if [[ "$*" == wheels ]]; then
+    fetch_wheels
+    exit
+fi
 if [[ $# -eq 0 ]]; then
-    set -- gpt2_124M reference_124M gpt2_355M reference_355M kernels radius trace tests
+    set -- "${PARTS[@]}"
 fi
 for part; do
     run "$part"

@@ -4,6 +4,9 @@
     python benchmarks/gpu_parts.py trace gpu_day/trace.json [--quick]
 
 --quick takes tiny sizes and the CPU, to see that everything runs; its seconds mean nothing.
+
+One GPU holds one rank, so nothing here measures an exchange between GPUs: the traces of DDP and
+FSDP show where they would send, and what their hooks cost.
 """
 
 import gc
@@ -25,6 +28,8 @@ import numpy as np
 import torch
 from common import machine_facts, paired
 from torch.autograd import DeviceType
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 from ways import Bucket, SimulatedRanks, make
 
 from aiscale.errors import write_whole
@@ -44,6 +49,9 @@ DEVICE, SIZE, BATCH = ("cpu", "quick", 4) if QUICK else ("cuda", "124M", 32)
 STEPS = (2, 1) if QUICK else (gpu.STEPS, 5)  #: (timed, before them)
 #: package -> the tests that need it have this in their names
 NEEDED = {"deepspeed": "zero", "megatron": "tp2"}
+#: the trainer whose speed is measured
+TRAINER = {"124M": "ddp", "355M": "fsdp"}
+DENSITIES = (0.9, 0.5, 0.4, 0.1)  #: of Radius, as published
 #: drawn on the GPU's line, too
 NO_WORK = ("Optimizer.", "Context Sync", "Stream Sync", "Event Sync", "Stream Wait")
 
@@ -90,8 +98,9 @@ def tests():
 
 
 def ours(size):
-    """Tokens/s and MFU of the trainer serial."""
-    return gpu.measure_training(speed_cell(size))
+    """Tokens/s and MFU of the trainer ddp or fsdp, on the one rank that a GPU holds."""
+    cell = speed_cell(size) | {"strategy": TRAINER[size]}
+    return {"trainer": TRAINER[size], **gpu.measure_training(cell)}
 
 
 def speed_cell(size):
@@ -195,11 +204,12 @@ def study():
 
 
 def kernels():
-    """The GPT of workshop/from_scratch, on NumPy and on its kernels; two beside torch's."""
+    """The GPT of workshop/from_scratch: an epoch on its kernels, three steps on NumPy.
+    Two kernels beside torch's."""
     sys.path.insert(0, str(ROOT / "workshop"))  # before this folder, which has a from_scratch.py
     from from_scratch import gpu as stage2
 
-    words, n = (["tiny", "--steps=4"], 8) if QUICK else (["full", "--steps=10"], 2048)
+    words, n = (["tiny", "--steps=4"], 8) if QUICK else (["full", "--epochs=1"], 2048)
     runs = {
         "numpy": from_scratch(words[0], "--steps=3"),
         "gpu": from_scratch(*words, "--device=gpu"),
@@ -236,19 +246,22 @@ def from_scratch(*words):
 
 
 def radius():
-    """Radius' own work on the gradient of GPT-2 355M, and simulated ranks in both precisions."""
+    """Radius' own work on the gradient of GPT-2 355M, steps of it by density in simulated ranks,
+    and a smaller model that learns in both precisions."""
     world = connect(DEVICE)
     args = options().parse_args([f"--model={'laptop' if QUICK else 'gpt2-medium'}"])
     model = draw(build(args), args, world.device)
     optimizer = make_optimizer(model, args)
     rows = [radius_work(model, optimizer, density) for density in (0.4, 0.1)]
     entries = sum(p.numel() for p in model.parameters())
+    length = 32 if QUICK else 1024
+    steps = [simulated_step(model, optimizer, length, density) for density in (None, *DENSITIES)]
     del model, optimizer
     gc.collect()
     ways = [("fp32", False), ("bf16", True)]
     runs = [simulated(method, *way) for method in ("dense", "radius") for way in ways]
     world.close()
-    return {"entries": entries, "work": rows, "ranks": RANKS, "training": runs}
+    return {"entries": entries, "work": rows, "ranks": RANKS, "steps": steps, "training": runs}
 
 
 def radius_work(model, optimizer, density):
@@ -267,6 +280,17 @@ def radius_work(model, optimizer, density):
     calls["add, to compare"] = lambda: bucket.flat.add_(bucket.flat)
     ns = {name: s / len(bucket.flat) * 1e9 for name, s in seconds(calls).items()}
     return {"density": density, "ns_per_entry": ns}
+
+
+def simulated_step(model, optimizer, length, density):
+    """Seconds of a step of simulated ranks, a sequence of tokens each; without a density, dense."""
+    method, about = ("dense", {}) if density is None else ("radius", {"density": density})
+    ways = [make(method, model, interval=10**9, **about) for _ in range(RANKS)]
+    ranks = SimulatedRanks(model, optimizer, ways, "bf16")
+    shares = [torch.randint(256, (1, length + 1), device=DEVICE) for _ in range(RANKS)]
+    ranks.step(shares)  # dense: it chooses the entries that the next ones send
+    timed = paired({"": lambda: ranks.step(shares)}, 1 if QUICK else 5)
+    return {"density": density or 1.0, "method": method, "step_s": timed.median_s("")}
 
 
 def simulated(method, precision, bf16):
@@ -307,18 +331,58 @@ def gpt2(recompute=False, compile=False):
 
 
 def trace():
-    """Three steps, eager and compiled: the share of time that the GPU computes; longest kernels."""
-    return {
-        "batch": BATCH,
-        "rows": [traced(compile) for compile in ([False] if QUICK else [False, True])],
-    }
+    """Three steps each: a plain loop, eager and compiled, and the steps of DDP and FSDP.
+
+    The share of time that the GPU computes, and the longest kernels. The traces themselves lie
+    beside the JSON, for ui.perfetto.dev.
+    """
+    rows = [plain_trace(compile) for compile in ([False] if QUICK else [False, True])]
+    world = connect(DEVICE)
+    strategies = [strategy_trace(name) for name in ("ddp", "fsdp")]
+    world.close()
+    return {"batch": BATCH, "rows": rows, "strategies": strategies}
 
 
-def traced(compile):
+def plain_trace(compile):
     plain, step_s = gpt2(compile=compile)
+    return {"compile": compile, **profiled(plain.step, step_s, "compiled" if compile else "eager")}
+
+
+def strategy_trace(name):
+    """A rank's step, wrapped as the trainer of that name wraps the model."""
+    gc.collect()
+    cell = gpu.cell_of(SIZE, BATCH)
+    args = options().parse_args([f"--model={cell['size']}"])
+    if name == "fsdp":
+        model = build(args)
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for block in model.blocks:
+            fully_shard(block, mp_policy=policy)
+        model = draw(fully_shard(model, mp_policy=policy), args, torch.device(DEVICE))
+    else:
+        model = draw(build(args), args, torch.device(DEVICE))
+        model.forward = torch.autocast(DEVICE, torch.bfloat16)(model.forward)
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    optimizer = make_optimizer(model, args)
+    vocabulary, length = shape_of(cell["size"]).vocabulary, cell["length"]
+    rows = torch.randint(0, vocabulary, (BATCH, length + 1), device=DEVICE)
+
+    def step():
+        loss_of(model(rows[:, :-1]), rows[:, 1:]).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step_s = paired({"": step}, 5).median_s("")
+    return {"strategy": name, **profiled(step, step_s, name)}
+
+
+def profiled(step, step_s, name):
+    """Three steps under torch's profiler, whose trace lies in trace_NAME.json.gz."""
     with torch.profiler.profile() as profiler:
         for _ in range(3):
-            plain.step()
+            step()
+    profiler.export_chrome_trace(str(Path(sys.argv[2]).with_name(f"trace_{name}.json.gz")))
     kind = DeviceType.CPU if QUICK else DeviceType.CUDA
     events = [e for e in profiler.events() if e.device_type == kind and not e.is_user_annotation]
     events = sorted(
@@ -340,12 +404,22 @@ def traced(compile):
         "busy": busy_us / 3e6 / step_s,
         "busy_traced": busy_us / (reached - events[0].time_range.start),
     }
-    return {"compile": compile, "step_s": step_s, **busy, "longest_a_step": longest}
+    return {"step_s": step_s, **busy, "longest_a_step": longest}
 
 
 def memory():
-    """Peak bytes of each phase of a step, without and with activation checkpointing."""
-    return {"batch": BATCH, "rows": [phases(recompute) for recompute in (False, True)]}
+    """Peak bytes of each phase of a step, without and with activation checkpointing.
+
+    On a GPU a snapshot of all allocations of the last step lies beside the JSON, for
+    pytorch.org/memory_viz.
+    """
+    rows = [phases(recompute) for recompute in (False, True)]
+    if not QUICK:
+        plain, _ = gpt2()
+        torch.cuda.memory._record_memory_history()
+        plain.step()
+        torch.cuda.memory._dump_snapshot(str(Path(sys.argv[2]).with_name("memory.pickle")))
+    return {"batch": BATCH, "rows": rows}
 
 
 def phases(recompute):

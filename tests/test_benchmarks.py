@@ -4,10 +4,12 @@ import itertools
 import json
 import math
 import os
+import re
 import signal
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -166,6 +168,14 @@ def test_simulated_ranks_compute_what_one_rank_with_the_whole_batch_does():
     world.close()
 
 
+def test_the_parts_of_the_gpu_day_have_twelve_minutes_together():
+    text = Path(gpu.__file__).with_name("gpu_day.sh").read_text()
+    parts = re.search(r"^PARTS=\((.*)\)$", text, re.M)[1].split()
+    limits = {name: int(seconds) for name, seconds in re.findall(r"\[(\w+)\]=(\d+)", text)}
+    assert sum(limits[part] for part in parts) == 12 * 60
+    assert set(parts) == set(limits) - {"study"}
+
+
 @pytest.mark.timeout(1500)
 @pytest.mark.extended
 def test_the_gpu_day_runs_in_small_without_a_gpu_and_resumes(tmp_path):
@@ -181,6 +191,13 @@ def test_the_gpu_day_runs_in_small_without_a_gpu_and_resumes(tmp_path):
     assert all(
         each["quick"] and each["machine"]["command"].endswith("--quick") for each in found.values()
     )
+    assert (own["trainer"], plain["batch"]) == ("ddp", own["batch"])
+    steps = found["radius"]["steps"]
+    assert [row["density"] for row in steps] == [1.0, 0.9, 0.5, 0.4, 0.1]
+    assert all(row["step_s"] > 0 for row in steps)
+    assert [row["strategy"] for row in found["trace"]["strategies"]] == ["ddp", "fsdp"]
+    traces = {path.name.split(".")[0] for path in tmp_path.glob("trace_*.json.gz")}
+    assert traces == {"trace_eager", "trace_ddp", "trace_fsdp"}
     dense, dense_bf16, sparse, _ = (row["val_loss"] for row in found["radius"]["training"])
     assert dense != sparse and dense_bf16 == pytest.approx(dense, abs=0.05)
     assert [row["density"] for row in found["radius"]["work"]] == [0.4, 0.1]

@@ -277,13 +277,14 @@ def test_every_lessons_exercises_are_in_step():
 def test_the_exercise_inside_a_lesson_is_the_one_of_the_exercises():
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         cells = [cell.source for cell in Notebook(path).cells]
-        ids = re.findall(r'^check\("(\d\d\.\d+)"\)$', "\n".join(cells), flags=re.M)
+        ids = re.findall(r'^(?:\w+ = )?check\("(\d\d\.\d+)"\)$', "\n".join(cells), flags=re.M)
         if not ids and re.search(r'^check\("\d\d\.[a-z]"\)$', "\n".join(cells), flags=re.M):
             continue  # they write lines of their script instead
-        (id,) = ids
-        (stub,) = [cell for cell in cells if f'NotImplementedError("{id}")' in cell]
         own = [cell.source for cell in Notebook(ROOT / "workshop/exercises" / path.name).cells]
-        assert stub in own and f'check("{id}")' in own, id
+        assert ids, path.name
+        for id in ids:
+            (stub,) = [cell for cell in cells if f'NotImplementedError("{id}")' in cell]
+            assert stub in own and f'check("{id}")' in own, id
 
 
 def change(path: Path, old: str, new: str) -> None:

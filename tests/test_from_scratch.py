@@ -16,12 +16,13 @@ ROOT = Path(__file__).parents[1]
 WORKSHOP = ROOT / "workshop"
 sys.path.insert(0, str(WORKSHOP))
 
-from from_scratch import cpu, layers  # noqa: E402
+from from_scratch import checkpoint, cpu, layers  # noqa: E402
 from from_scratch import tensor as tape  # noqa: E402
+from from_scratch.adam import Adam  # noqa: E402
 from from_scratch.corpus import corpus  # noqa: E402
 from from_scratch.dataloader import DataLoader  # noqa: E402
 from from_scratch.gpt import GPT  # noqa: E402
-from from_scratch.inference import generate  # noqa: E402
+from from_scratch.inference import TRAINED, generate  # noqa: E402
 from from_scratch.tensor import Tensor  # noqa: E402
 from from_scratch.tokenizer import Tokenizer, split  # noqa: E402
 
@@ -233,8 +234,10 @@ def test_ranks_learn_what_one_process_does_and_a_run_goes_on_from_its_checkpoint
         losses(run("tiny", "--checkpoint", kept, ranks=2)), alone[2:], rtol=0, atol=1e-5
     )
     prompt = ["--prompt", split(corpus())[0], "--words", 5]
-    texts = [run(kept, *prompt, ranks=ranks, module="inference") for ranks in (0, 2)]
-    assert texts[0] == texts[1] and len(texts[0].splitlines()) == 2
+    alone, two = (run(kept, *prompt, ranks=n, module="inference").splitlines() for n in (0, 2))
+    assert alone[:2] == two[:2] and len(set(alone[:2])) == 2
+    assert re.fullmatch(r"2 texts of 5 words by one process on the cpu: [\d.]+ s", alone[2])
+    assert re.fullmatch(r"2 texts of 5 words by 2 ranks on the cpu: [\d.]+ s", two[2])
 
 
 def test_a_checkpoint_of_any_corpus_has_a_default_prompt(tmp_path):
@@ -242,8 +245,24 @@ def test_a_checkpoint_of_any_corpus_has_a_default_prompt(tmp_path):
     french.write_text(", ".join(["un petit pas"] * 20))
     for options in ([], ["--corpus", french]):
         run("tiny", "--steps", 1, "--checkpoint", kept, *options)
-        assert len(run(kept, "--words", 3, module="inference").splitlines()) == 2
+        assert len(run(kept, "--words", 3, module="inference").splitlines()) == 3
         kept.unlink()
+
+
+def test_the_shipped_weights_know_the_corpus_and_no_run_can_go_on_from_them():
+    about, arrays = checkpoint.read(TRAINED)
+    words = Tokenizer(about["words"])
+    model = GPT(len(words.words), **about["shape"])
+    checkpoint.restore(arrays, model)
+    loader = DataLoader(words.encode(corpus()), model.block, batch=16)
+    # an untrained model: ln 172 = 5.1; one that knows only how often each word comes: 4.8
+    assert model.loss(*loader(0)).array[0] < 1
+    assert TRAINED.stat().st_size < 1_000_000
+    text, seconds = run("--samples", 1, module="inference").splitlines()
+    assert set(split(text)) <= set(words.words) and len(split(text)) == 41
+    assert seconds.startswith("1 text of 40 words by one process")
+    with pytest.raises(SystemExit, match="weights without Adam's moments"):
+        checkpoint.restore(arrays, model, Adam(model.parameters()))
 
 
 def test_the_readme_states_the_seconds_that_are_stored():

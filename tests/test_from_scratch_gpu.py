@@ -118,3 +118,42 @@ def test_a_gpu_learns_what_numpy_does_and_its_transfers_are_counted(ranks, monke
     through_host = 3 * weights if ranks else 0
     moved = [int(n.replace(",", "")) for n in re.findall(r"([\d,]+) bytes", output)]
     assert moved == [weights + 2 * words + through_host, 4 * 2 + through_host]
+
+
+#: nccl4py's names as nccl_sums.py calls them; NCCL itself needs GPUs, so MPI sums on the host
+STAND_IN = """
+from contextlib import nullcontext as group
+from mpi4py import MPI
+
+AVG, WORLD = "average", MPI.COMM_WORLD
+
+
+def get_unique_id():
+    assert WORLD.rank == 0
+    return 57
+
+
+class Communicator:
+    @classmethod
+    def init(cls, nranks, rank, unique_id):
+        assert (nranks, rank, unique_id) == (WORLD.size, WORLD.rank, 57)
+        return cls()
+
+    def allreduce(self, sendbuf, recvbuf, op):
+        assert sendbuf is recvbuf and op is AVG
+        host = sendbuf.copy_to_host()
+        WORLD.Allreduce(MPI.IN_PLACE, host)
+        recvbuf.copy_to_device(host / WORLD.size)
+"""
+
+
+def test_gradients_that_nccl_adds_up_do_not_cross_to_the_host(tmp_path, monkeypatch):
+    (tmp_path / "nccl").mkdir()
+    (tmp_path / "nccl/core.py").write_text(STAND_IN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
+    output = run("tiny", "--steps", 2, "--device", "gpu", "--sums", "nccl", ranks=2)
+    np.testing.assert_allclose(losses(output), losses(run("tiny", "--steps", 2)), rtol=0, atol=1e-5)
+    weights, words = 4 * 1464, 8 * (8 + 4)
+    moved = [int(n.replace(",", "")) for n in re.findall(r"([\d,]+) bytes", output)]
+    assert moved == [2 * weights + 2 * words, 4 * 2 + weights], "rank 0's first weights, and words"

@@ -261,6 +261,64 @@ def test_hugging_faces_trainer_at_perlmutter_prints_the_losses_that_it_prints_by
     assert len(with_slurm) == 3 and with_slurm == alone
 
 
+def from_scratch(nodes: Cluster, place: Path, *words: str, sbatch=(), env=None) -> str:
+    """What the launcher of the GPT from nothing says, submitted on two nodes."""
+    path = ROOT / "launchers" / nodes.settings.site.name / "from_scratch.sbatch"
+    # MPICH from PyPI speaks PMI-2; a site's srun speaks by itself what the site's MPI understands.
+    env = {"SEATS": str(place / "seats"), "SLURM_MPI_TYPE": "pmi2", **(env or {})}
+    args = ["tiny", "--batch=16", "--steps=2", *words]
+    job = nodes.submit(path, "--time=60", *sbatch, args=args, cwd=place, env=env)
+    state, said = nodes.wait(job, timeout_s=900), (place / f"from_scratch-{job}.out").read_text()
+    assert state == "COMPLETED", said
+    return said
+
+
+def losses_of_from_scratch(said: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"step +\d+  loss (\S+)", said)]
+
+
+@pytest.fixture
+def alone() -> list[float]:
+    """The losses of stage 0."""
+    words = ["-m", "from_scratch.train", "tiny", "--batch=16", "--steps=2"]
+    done = forked(words, cwd=ROOT / "workshop", timeout=300)
+    assert done.returncode == 0, done.stderr
+    return losses_of_from_scratch(done.stdout)
+
+
+@pytest.mark.parametrize("name, ranks", [("frontier", 16), ("perlmutter", 8)])
+def test_a_gpt_from_nothing_trains_by_mpi_on_two_nodes_and_goes_on(
+    name, ranks, place, alone, request
+):
+    nodes = request.getfixturevalue(name)
+    env = {"AISCALE_ENVIRONMENT": str(place / ".venv")}
+    said = from_scratch(nodes, place, env=env)
+    assert losses_of_from_scratch(said) == pytest.approx(alone, abs=1e-5)
+    seats = [line.split() for line in (place / "seats").read_text().splitlines()]
+    assert {int(rank) for _, rank, *_ in seats} == set(range(ranks))
+    assert {host for _, _, _, host, *_ in seats} == {"node1", "node2"}
+    # the checkpoint of the first job has its two steps
+    again = from_scratch(nodes, place, "--steps=3", env=env)
+    assert len(losses_of_from_scratch(again)) == 1 and "step    3" in again
+
+
+def test_a_gpt_from_nothing_trains_by_mpi_on_gpus_that_numba_simulates(perlmutter, place, alone):
+    one_a_node = ["--ntasks-per-node=1", "--gpus-per-node=1"]
+    simulated = {"NUMBA_ENABLE_CUDASIM": "1"}
+    said = from_scratch(perlmutter, place, "--device=gpu", sbatch=one_a_node, env=simulated)
+    assert losses_of_from_scratch(said) == pytest.approx(alone, abs=1e-5)
+    assert "moved: " in said
+
+
+def test_srun_that_tells_mpi_nothing_is_refused_in_one_line(perlmutter, place):
+    path = ROOT / "launchers/perlmutter/from_scratch.sbatch"
+    env = {"SEATS": "/dev/null", "SLURM_MPI_TYPE": "none"}
+    job = perlmutter.submit(path, "--time=60", args=["tiny"], cwd=place, env=env)
+    assert perlmutter.wait(job) == "FAILED"
+    said = (place / f"from_scratch-{job}.out").read_text()
+    assert "srun started 8 processes, but MPI sees one" in said and "Traceback" not in said
+
+
 def test_refused_settings_are_told_although_srun_ends_all_ranks_with_the_first(perlmutter, place):
     # rank 0 is the last to refuse
     late = NOTING.replace("exec", '[ "$SLURM_PROCID" != 0 ] || sleep 3\nexec')

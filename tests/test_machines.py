@@ -62,7 +62,7 @@ def test_an_unknown_device_is_none_not_a_guess():
     for unknown in (
         "NVIDIA GH200",
         "NVIDIA GeForce RTX 4090",
-        "NVIDIA GB200",
+        "NVIDIA GB10",
         "NVIDIA GH200 144G HBM3e",
         "NVIDIA A100-PCIE-40GB",
     ):

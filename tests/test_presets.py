@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from aiscale.plan import cost
+from aiscale.plan import cost, published
 from aiscale.plan.options import planned
 from aiscale.plan.presets import model_of, presets
 
@@ -46,6 +46,17 @@ def test_presets_and_formulas_need_neither_torch_nor_numpy():
 )
 def test_models_of_gpt2s_shape_have_the_parameters_of_its_formula(name, count):
     assert cost.parameter_count(model_of(name)) == count
+
+
+def test_the_turing_reports_models_have_the_parameters_that_it_prints():
+    table = {row["model"]: row for row in published.table("turing_table5_peak_memory")}
+    for size in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"):
+        count = cost.parameter_count(model_of(f"turing-{size}"))
+        assert count == table[size]["params_total_untied"]
+    for size, printed in (("gpt2", 85.21), ("gpt2-medium", 302.51)):
+        preset = presets()[f"turing-{size}"]
+        head = preset["vocabulary"] * preset["width"]
+        assert round((cost.parameter_count(model_of(f"turing-{size}")) - head) / 1e6, 2) == printed
 
 
 def test_radius_has_the_published_hyperparameters():

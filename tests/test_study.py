@@ -15,6 +15,7 @@ from aiscale.measure.study import engine, load, read_study, run_study, side_by_s
 from aiscale.measure.study.grid import args_of, options_of, run_of, study_of, words_of
 from aiscale.plan import published
 from aiscale.plan.config import Run
+from aiscale.train.data import read_tokens
 from ranks import aiscale, wait_until
 
 TINY = {"size": "1x32", "batch": 2, "data_kib": 1, "strategy": "serial", "length": 16}
@@ -60,6 +61,10 @@ def tiny(**tables) -> dict:
         (
             {"cross": [{"strategy": ["fsdp"], "phase": ["inference"]}]},
             "phase inference, strategy fsdp: take serial or ddp",
+        ),
+        (
+            {"vary": {"phase": ["fine-tuning"]}},
+            "phase fine-tuning, size .*: it begins with weights, so size must be a folder",
         ),
         ({"vary": {"batch": [512]}}, "data_kib 1 is less than one step reads: set at least 8"),
     ],
@@ -234,6 +239,44 @@ def test_a_study_measures_on_real_ranks_and_records_what_fails(tmp_path):
     assert good == {"base", "phase inference", "ranks 2, strategy ddp"}
     steps = {row["cell"]: row["steps"] for row in rows if "steps" in row}
     assert steps["base"] // 2 == steps["ranks 2, strategy ddp"], "a batch for each rank"
+
+
+def test_offloading_is_deepspeeds_own_setting_and_has_no_formula(tmp_path):
+    strategies = ["zero2", "zero2-offload"]
+    study = study_of(tiny(cross=[{"strategy": strategies, "ranks": [2]}]))
+    plain, offloaded = (
+        json.loads(engine._deepspeed_json(cell, tmp_path).read_text()) for cell in study.cells
+    )
+    assert offloaded["zero_optimization"].pop("offload_optimizer") == {"device": "cpu"}
+    assert offloaded.pop("zero_force_ds_cpu_optimizer") is False
+    assert offloaded == plain
+    predicted = [set(engine._predicted(cell)) for cell in study.cells]
+    assert predicted == [{"parameters", "predicted_bytes"}, {"parameters"}]
+
+
+def test_a_model_of_few_characters_reads_the_commonest_and_one_for_all_others(tmp_path):
+    text = b"aaaa bbb cc d"
+    folder = engine._write_tokens(text, 4, tmp_path / "tokens")
+    tokens, vocabulary, _ = read_tokens(folder)
+    assert vocabulary == 4
+    # a comes 4 times; the space and b 3 times each, in the order of their codes; c and d are others
+    assert list(tokens) == [0] * 4 + [1] + [2] * 3 + [1] + [3] * 2 + [1] + [3]
+
+
+@pytest.mark.extended
+def test_a_study_offloads_fine_tunes_and_trains_models_of_few_characters(tmp_path):
+    from transformers import GPT2Config, GPT2LMHeadModel  # seconds, of which other tests need none
+
+    sizes = {"vocab_size": 256, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(tmp_path / "theirs")
+    cells = [
+        {"strategy": ["zero2", "zero2-offload"], "ranks": [2]},
+        {"phase": ["fine-tuning"], "size": [str(tmp_path / "theirs")]},
+        {"size": ["odd"]},
+    ]
+    rows = run_study(study_of(tiny(cross=cells)), tmp_path / "out")
+    assert {row["status"] for row in rows} == {"ok"}, [row["error"] for row in rows]
+    assert len(rows) == 6 and all(row["epoch_s"] > 0 for row in rows)
 
 
 @pytest.mark.extended

@@ -124,7 +124,7 @@ c.Spawner.args = [
 
 SITE = NOTEBOOKS.parent / "build" / "site"
 PAGES = {"index.html": "the lessons, to read", "quiz.html": "quiz", "cheat_sheet.html": "cheat sheet"}
-PAGES |= {"workshop/glossary.html": "glossary", "play/index.html": "planner", "play/puzzle.html": "puzzle"}
+PAGES |= {"workshop/glossary.html": "glossary", "play/index.html": "planner, six tasks", "play/puzzle.html": "puzzle"}
 c.JupyterHub.services = []
 if links := [f'<a href="/services/class/{page}">{PAGES[page]}</a>' for page in PAGES if (SITE / page).exists()]:
     command = [sys.executable, str(NOTEBOOKS.parent / "workshop/serve_site.py")]

@@ -8,18 +8,22 @@ Tables that only the planner reads lie in `tables/`, the others in the package
 (`aiscale.plan.published`). How software worked (fused attention, overlap, recomputation) is read in
 its source, not fitted. Rows whose model or layout the source leaves out are skipped, and so are
 rows that the table's note rejects. Left out as a whole: AxonN's and Dash et al.'s runs, whose
-layouts are recalled, and MaxText's, whose tables leave out batch and layout.
+layouts are recalled, and MaxText's, whose tables leave out batch and layout. Newer chips and
+mixtures of experts are read in `experts`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
+import experts
+from records import Run, node
+
 from aiscale.plan import published
-from aiscale.plan.hardware import Platform, platform, platform_of
+from aiscale.plan.hardware import Platform, platform_of
 from aiscale.plan.layout import PROGRAMS, SHAPES, Layout, Shape, Software
 from aiscale.plan.machines import find_machine
 
@@ -31,26 +35,6 @@ MEGATRON_2021 = Software(
     loss_in_place=True, counter="smi", split="even", traffic=0.8,
 )  # fmt: skip
 DEEPSPEED = replace(MEGATRON_2021, bucket_bytes=2e9)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """One published run, and what was measured."""
-
-    id: str
-    shape: Shape
-    layout: Layout
-    platform: Platform
-    step_s: float | None = None
-    memory_bytes: float | None = None
-    ran: bool = True
-    model: str = ""  #: layouts of one model are ranked among each other
-    first_stage: bool = False  #: memory is that of the first stage, not of the fullest
-
-
-@lru_cache(maxsize=64)
-def node(name: str, gbit: float, devices: int = 8) -> Platform:
-    return platform(name, gpus_per_node=devices, node_gbit_s=gbit)
 
 
 @lru_cache(maxsize=4)
@@ -427,6 +411,11 @@ SOURCES: dict[str, Callable[[dict, int], Run | list[Run] | None]] = {
     "nanogpt_llmc": _nanogpt,
     "radius_perlmutter": _radius,
     "vtrain_dgx_a100": _vtrain,
+    "megatron_bridge": experts.nvidia,
+    "nemo_2025": experts.nvidia,
+    "automodel_moe": experts.automodel,
+    "moe_reports": experts.report,
+    "primus_mi300": experts.primus,
 }
 #: Megatron-LM and its descendants: one program. Every other source is the only one of its program.
 MEGATRON = (
@@ -439,6 +428,10 @@ MEGATRON = (
     "bloom_176b_topology_sweep",
     "bigscience_1b3_v100_sweep",
     "forge_frontier_throughput",
+    "megatron_bridge",
+    "nemo_2025",
+    "moe_reports",
+    "primus_mi300",
 )
 
 

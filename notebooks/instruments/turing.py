@@ -1,4 +1,5 @@
-"""Figure 6 of the Turing report from a stored grid of sizes, strategies and ranks (`make study STUDY=grid`)."""
+"""Figures of the Turing report: figure 2 by the planner (`python benchmarks/planner/turing.py`), figure 6 from a stored
+grid of sizes, strategies and ranks (`make study STUDY=grid`)."""
 
 import statistics
 
@@ -53,3 +54,16 @@ def over_fsdp(cells, ranks, published):
     handles = plots.style.kind_handles(["measured", "published"], source="Turing report")
     axes[0].figure.legend(handles=handles, loc="outside upper left", ncols=2)
     return axes
+
+
+def ranges(rows):
+    """Published and predicted ranges of each ratio, one line each."""
+    ax = plots.style.new_axes(None, 7.5, 0.8 + 0.32 * len(rows))
+    for y, row in enumerate(rows):
+        plots.draw(ax, "published", row["published"], [y, y], linestyle="-")
+        plots.draw(ax, "predicted", row["predicted"], [y + 0.3] * 2)
+    ax.set(yticks=range(len(rows)), yticklabels=[row["ratio"] for row in rows], ylim=(len(rows) - 0.3, -0.5))
+    ax.set(xlabel="ratio of times", xlim=(0, None))
+    ax.axvline(1, color=plots.style.MUTED, linestyle=":")
+    plots.style.legend_above(ax, plots.style.kind_handles(["predicted", "published"], source="Turing report"))
+    return ax

@@ -10,4 +10,5 @@ corpus.py, tokenizer.py, dataloader.py     words in, windows of 256 out
 train.py, checkpoint.py, inference.py      stage 0: one process
 mpi.py, pitfalls.py                        stage 1: each rank its share of a batch
 gpu.py, cuda_kernels.py                    stage 2, and with mpiexec stage 3
+nccl_sums.py                               stage 3 with NCCL
 """

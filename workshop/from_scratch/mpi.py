@@ -9,20 +9,27 @@ import numpy as np
 from . import tensor
 
 BUCKET_BYTES = 4 << 20  # gradients travel in messages of about this size while others are computed
-STARTED_BY = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")  # what mpiexec or srun tells its processes
+STARTED_BY = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_STEP_ID")  # what mpiexec or srun sets
 
 
-def ranks():
-    """The ranks that mpiexec or srun started, or the one process that there is."""
-    if any(name in os.environ for name in STARTED_BY):
-        from mpi4py import MPI
+def ranks(sums="mpi"):
+    """The ranks that mpiexec or srun started, or the one process that there is. sums: mpi or nccl."""
+    if not any(name in os.environ for name in STARTED_BY):
+        return OneRank()
+    from mpi4py import MPI
 
-        return Ranks(MPI)
-    return OneRank()
+    if sums == "nccl":
+        from .nccl_sums import NcclRanks
+
+        return NcclRanks(MPI)
+    return Ranks(MPI)
 
 
 class OneRank:
     rank, size = 0, 1
+
+    def barrier(self):
+        pass
 
     def broadcast(self, make):
         return make()
@@ -45,11 +52,20 @@ class Ranks:
         self.MPI, self.comm = MPI, MPI.COMM_WORLD
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
         sys.excepthook = self.abort
+        tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", 1))
+        if self.size == 1 < tasks:
+            raise SystemExit(
+                f"srun started {tasks} processes, but MPI sees one: mpi4py's MPI must understand what srun tells it. "
+                "See `srun --mpi=list`, and export SLURM_MPI_TYPE=NAME (MPICH from PyPI: pmi2)"
+            )
 
     def abort(self, *error):
         """A rank that fails ends all of them: they would wait for its messages."""
         traceback.print_exception(*error)
         self.comm.Abort(1)
+
+    def barrier(self):
+        self.comm.Barrier()
 
     def broadcast(self, make):
         """What rank 0 makes, to all."""

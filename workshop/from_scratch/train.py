@@ -4,6 +4,7 @@ python -m from_scratch.train                                            # 0: one
 mpiexec -n 2 python -m from_scratch.train                               # 1: two, each half of every batch
 python -m from_scratch.train --device gpu                               # 2: a GPU
 mpiexec -n 2 python -m from_scratch.train --device gpu                  # 3: both
+mpiexec -n 2 python -m from_scratch.train --device gpu --sums nccl      # 3, gradients from GPU to GPU (untried)
 NUMBA_ENABLE_CUDASIM=1 python -m from_scratch.train tiny --device gpu   # a GPU that numba simulates: tiny only
 
 They print the same losses. A run goes on from its checkpoint, if --checkpoint names one that is there.
@@ -23,6 +24,7 @@ from .tokenizer import Tokenizer, split
 
 RECIPES = {
     "full": {"block": 256, "layers": 6, "heads": 6, "width": 384, "batch": 16, "lr": 3e-4, "epochs": 50},
+    "small": {"block": 64, "layers": 2, "heads": 4, "width": 96, "batch": 16, "lr": 1e-3, "epochs": 40},
     "tiny": {"block": 4, "layers": 1, "heads": 2, "width": 8, "batch": 2, "lr": 3e-3, "steps": 4},
 }
 
@@ -34,6 +36,7 @@ def options(arguments=None):
     parser.add_argument("recipe", nargs="?", default="full", choices=RECIPES)
     parser.add_argument("--device", default="cpu", choices=["cpu", "gpu"])
     parser.add_argument("--overlap", action="store_true", help="sum gradients among ranks while others are computed")
+    parser.add_argument("--sums", default="mpi", choices=["mpi", "nccl"], help="nccl: from GPU to GPU (untried)")
     parser.add_argument("--corpus", type=Path, help="a text file, in place of the corpus that comes with it")
     parser.add_argument("--checkpoint", type=Path, help="FILE.npz, written after each epoch and at the end")
     for name in ("block", "layers", "heads", "width", "batch", "epochs", "steps"):
@@ -43,6 +46,8 @@ def options(arguments=None):
     for name, value in RECIPES[run.recipe].items():
         if getattr(run, name) is None:
             setattr(run, name, value)
+    if run.sums == "nccl" and (run.device != "gpu" or run.overlap):
+        parser.error("--sums nccl adds up on GPUs, all at the end: it needs --device gpu, without --overlap")
     return run
 
 
@@ -52,7 +57,7 @@ def main(arguments=None):
         from . import gpu
 
         tensor.use(gpu)
-    ranks = mpi.ranks()
+    ranks = mpi.ranks(run.sums)
 
     tokenizer, numbers = ranks.broadcast(lambda: read_corpus(run))
     loader = DataLoader(numbers, run.block, run.batch, ranks.rank, ranks.size)
@@ -70,7 +75,7 @@ def main(arguments=None):
     ranks.broadcast_parameters(model.parameters())
 
     steps = run.steps or loader.steps(run.epochs)
-    per_epoch = loader.steps(1)
+    per_epoch = max(1, loader.steps(1))  # a batch may be larger than a short text
     say = print if ranks.rank == 0 else lambda *_, **__: None
     n_parameters = sum(w.array.size for w in model.parameters().values())
     say(f"{n_parameters:,} parameters; {len(numbers):,} tokens, {len(tokenizer.words)} different; to step {steps}")

@@ -1,6 +1,8 @@
-"""Graders of the exercises on planning: a search over intervals, a search over layouts."""
+"""Graders of the exercises on planning: a search over intervals, a search over layouts, curves of a known law."""
 
 import random
+
+import numpy as np
 
 from aiscale.lesson.grading import exercise, require, same
 
@@ -185,3 +187,93 @@ does_it_fit.refuses(
     + _BEST.replace("\n", "\n    "),
 )
 does_it_fit.refuses("hard-coded for one model", "B parameters", "return 64, (8, 8, 1)")
+
+
+# 11.3 ---------------------------------------------------------------------------------------------------------------
+
+
+@exercise(
+    "11.3",
+    "Which model?",
+    "best_size",
+    minutes=12,
+    core=False,
+    hints=[
+        "For each budget: np.polyfit of the losses over log(parameters), degree 2. Where is a parabola lowest?",
+        "For all budgets: np.polyfit of log(best parameters) over log(budget), degree 1. It has two numbers; use both.",
+        "np.polyval evaluates such a line; the result is a logarithm.",
+    ],
+)
+def which_model(best_size):
+    for _ in range(4):
+        slope, at_1e20 = random.uniform(0.4, 0.75), 10 ** random.uniform(8.5, 9.5)
+        runs, lowest_points = {}, []
+        for exponent in sorted(random.sample(range(17, 22), 3)):
+            budget, loss, rise = 10.0**exponent, random.uniform(2, 3), random.uniform(0.05, 0.2)
+            best = at_1e20 * (budget / 1e20) ** slope
+            # off the best by factors that do not straddle it evenly, so that no measured size is the best one
+            sizes = [best * factor for factor in (0.31, 0.57, 1.4, 2.3, 4.4)]
+            runs[budget] = [(size, loss + rise * np.log(size / best) ** 2) for size in sizes]
+            lowest_points.append(min(runs[budget], key=lambda point: point[1])[0])
+        flops = 10.0 ** random.randint(22, 25)
+        truth = at_1e20 * (flops / 1e20) ** slope
+        budgets = np.log(list(runs))
+        nearest = np.exp(np.polyval(np.polyfit(budgets, np.log(lowest_points), 1), np.log(flops)))
+        plain = [_lowest([size for size, _ in points], points) for points in runs.values()]
+        plain_sizes = np.exp(np.polyval(np.polyfit(budgets, np.log(np.abs(plain)), 1), np.log(flops)))
+        causes = {
+            "these are the lowest *measured* points: the parabola's lowest point lies between them": nearest,
+            "is the parabola one in parameters? It should be one in their logarithm": plain_sizes,
+            "this is a logarithm: take its exponential": np.log(truth),
+            "the size grows as the square root of the budget: fit the exponent instead": at_1e20
+            * (max(runs) / 1e20) ** slope
+            * (flops / max(runs)) ** 0.5,
+        }
+        found = best_size(runs, flops)
+        require(np.ndim(found) == 0, f"return one number, the parameters, not {str(found)[:60]}")
+        same(float(found), truth, f"with {flops:.0e} FLOPs, the parameters", causes=causes, rtol=1e-3)
+
+
+def _lowest(at, points) -> float:
+    """Where the parabola over `at` through the losses of `points` is lowest."""
+    rise, slope, _ = np.polyfit(at, [loss for _, loss in points], 2)
+    return -slope / (2 * rise)
+
+
+_FIT = """
+best = []
+for points in runs.values():
+    sizes, losses = np.array(points).T
+    rise, slope, _ = np.polyfit(np.log(sizes), losses, 2)
+    best.append(-slope / (2 * rise))
+line = np.polyfit(np.log(list(runs)), best, 1)
+"""
+which_model.refuses(
+    "lowest measured points",
+    "lies between them",
+    """
+    best = [np.log(min(points, key=lambda point: point[1])[0]) for points in runs.values()]
+    line = np.polyfit(np.log(list(runs)), best, 1)
+    return np.exp(np.polyval(line, np.log(flops)))
+    """,
+)
+which_model.refuses("a logarithm", "take its exponential", _FIT + "return np.polyval(line, np.log(flops))")
+which_model.refuses(
+    "a square root",
+    "fit the exponent",
+    _FIT + "return np.exp(np.polyval(line, np.log(max(runs)))) * (flops / max(runs)) ** 0.5",
+)
+which_model.refuses(
+    "parabolas in parameters",
+    "in their logarithm",
+    """
+    best = []
+    for points in runs.values():
+        sizes, losses = np.array(points).T
+        rise, slope, _ = np.polyfit(sizes, losses, 2)
+        best.append(np.log(abs(-slope / (2 * rise))))
+    line = np.polyfit(np.log(list(runs)), best, 1)
+    return np.exp(np.polyval(line, np.log(flops)))
+    """,
+)
+which_model.refuses("hard-coded", "the parameters", "return 7e10")

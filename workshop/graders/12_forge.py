@@ -1,4 +1,4 @@
-"""Graders of the exercises on FORGE: similarity of texts, test sets kept apart, answers by likelihood, a gain."""
+"""Graders of the exercises on FORGE: texts kept apart, answers by likelihood, a gain, and three controls."""
 
 import random
 
@@ -6,7 +6,12 @@ import numpy as np
 import torch
 from scipy.stats import sem
 from sklearn.feature_extraction.text import CountVectorizer
-from transformers import GPT2Config, GPT2LMHeadModel  # here: imports take longer than an answer may
+from transformers import (
+    BertConfig,
+    BertModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+)  # here: imports take longer than an answer may
 
 from aiscale.lesson.grading import exercise, require, same
 
@@ -298,3 +303,191 @@ did_it_help.refuses(
 )
 did_it_help.refuses("the mean alone", "return mean and standard error", _DIFFERENCES + "return d.mean()")
 did_it_help.refuses("hard-coded for the shown lists", "the mean difference", "return 0.1333, 0.0333")
+
+
+# 12.5 ---------------------------------------------------------------------------------------------------------------
+
+
+def _trained():
+    """A small network of BERT's architecture whose weights are not those of its first moment."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    network = BertModel(BertConfig(vocab_size=60, max_position_embeddings=24, **sizes))
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.add_(torch.randn_like(weight))
+    return network.eval()
+
+
+def _in_order(weight):
+    return weight.flatten().sort().values
+
+
+@exercise(
+    "12.5",
+    "The same network, untrained",
+    "untrained",
+    minutes=4,
+    hints=[
+        "A model of transformers keeps what it was built from: `model.config`.",
+        "`type(model)` is its class. A class called with a config builds a network that nobody has trained.",
+    ],
+)
+def the_same_network(untrained):
+    for _ in range(2):
+        model = _trained()
+        found = untrained(model)
+        require(type(found) is type(model), f"return a {type(model).__name__}, not {type(found).__name__}")
+        mine, theirs = dict(found.named_parameters()), dict(model.named_parameters())
+        shapes = {name: tuple(weight.shape) for name, weight in theirs.items()}
+        require(
+            {name: tuple(weight.shape) for name, weight in mine.items()} == shapes,
+            "its parameters must have the names and shapes of the model's: is it the same architecture?",
+        )
+        name = "embeddings.word_embeddings.weight"
+        require(not torch.equal(mine[name], theirs[name]), "its weights are the trained ones: nothing was drawn anew")
+        require(mine[name].std() > 0, "all its weights are equal: a network starts from random numbers")
+        require(
+            not torch.equal(_in_order(mine[name]), _in_order(theirs[name])),
+            "these are the trained numbers in another order: they still have the sizes that training gave them",
+        )
+        same(mine[name].std().item(), model.config.initializer_range, "the spread of its table of tokens", rtol=0.2)
+
+
+the_same_network.refuses("a copy", "the trained ones", "import copy\nreturn copy.deepcopy(model)")
+the_same_network.refuses(
+    "zeros",
+    "all its weights are equal",
+    "for weight in model.parameters():\n    weight.data.zero_()\nreturn model",
+)
+the_same_network.refuses(
+    "shuffled weights",
+    "in another order",
+    """
+    import torch
+    for weight in model.parameters():
+        weight.data = weight.data.flatten()[torch.randperm(weight.numel())].view(weight.shape)
+    return model
+    """,
+)
+the_same_network.refuses(
+    "hard-coded: BERT's usual sizes",
+    "names and shapes",
+    "from transformers import BertConfig, BertModel\nreturn BertModel(BertConfig(num_hidden_layers=1))",
+)
+the_same_network.refuses("the config", "return a BertModel", "return model.config")
+
+
+# 12.6 ---------------------------------------------------------------------------------------------------------------
+
+SYMBOLS = {1: "B C N V W Y".split(), 2: "Al Co Cr Cu Fe Mg Mn Mo Nb Ni Ta Ti Zn Zr".split()}
+
+
+def _formula(lengths, amounts) -> str:
+    """A formula whose symbols have these lengths; an amount is a text, and may be empty."""
+    symbols = [random.choice(SYMBOLS[length]) for length in lengths]
+    return "".join(symbol + amount for symbol, amount in zip(symbols, amounts, strict=True))
+
+
+@exercise(
+    "12.6",
+    "Notation alone",
+    "notation",
+    minutes=5,
+    hints=[
+        "What does one see who cannot read, and only counts? Digits, points, capitals, characters.",
+        "`sum(map(str.isdigit, formula))` counts digits. Return a list of such counts.",
+    ],
+)
+def notation_alone(notation):
+    plain, counted = notation("NbTiV"), notation("Al2Ni")
+    require(hasattr(plain, "__len__"), f"return a list of numbers, not {str(plain)[:60]}")
+    for _ in range(6):
+        lengths = random.choices((1, 2), k=random.randint(2, 5))
+        amounts = [random.choice(("", "1", "0.5", "0.25", "2")) for _ in lengths]
+        first = notation(_formula(lengths, amounts))
+        other = notation(_formula(lengths, amounts))
+        require(len(first) == len(plain), "every formula must have equally many numbers")
+        same(other, first, "the same spelling with other elements", causes=None, rtol=1e-9)
+        turned = [amount.replace("5", "8").replace("2", "6").replace("1", "7") for amount in amounts]
+        third = notation(_formula(lengths, turned))
+        same(third, first, "the same spelling with other amounts", rtol=1e-9)
+    require(
+        list(plain) != list(counted),
+        "NbTiV and Al2Ni look alike to it, but one has a digit: whoever typed the table may tell them apart",
+    )
+    require(list(notation("AgPb")) != list(notation("Ag0.5Pb0.5")), "AgPb and Ag0.5Pb0.5 look alike to it")
+
+
+notation_alone.refuses(
+    "it knows iron", "other elements", 'return [formula.count("Al"), formula.count("Fe"), len(formula)]'
+)
+notation_alone.refuses(
+    "it adds up the amounts",
+    "other amounts",
+    'import re\nreturn [sum(map(float, re.findall(r"[0-9.]+", formula))), len(formula)]',
+)
+notation_alone.refuses("length alone", "look alike", "return [len(formula)]")
+notation_alone.refuses("the text itself", "must be numbers", "return list(formula)[:4]")
+notation_alone.refuses("hard-coded", "look alike", "return [0, 0]")
+
+
+# 12.7 ---------------------------------------------------------------------------------------------------------------
+
+
+@exercise(
+    "12.7",
+    "Random numbers in its place",
+    "in_its_place",
+    minutes=5,
+    hints=[
+        "An embedding gives equal texts equal numbers. So must its control.",
+        "`names, which = np.unique(formulas, return_inverse=True)`: draw for `names`, then take the rows `which`.",
+    ],
+)
+def random_numbers(in_its_place):
+    for _ in range(3):
+        names = [f"Fe{i}Pt{random.randint(1, 9)}" for i in range(1, 301)]
+        formulas = random.sample(names * 2, 600)
+        columns, seed = random.randint(2, 4), random.randint(0, 999)
+        found = np.asarray(in_its_place(list(formulas), columns, seed), float)
+        require(found.shape == (600, columns), f"{len(formulas)} formulas, {columns} columns: {found.shape}")
+        rows = {name: found[[i for i, other in enumerate(formulas) if other == name]] for name in names}
+        require(
+            all(np.allclose(two[0], two[1]) for two in rows.values()),
+            "two rows of one formula have other numbers: no fit can use these, so the control would be too weak",
+        )
+        drawn = np.array([two[0] for two in rows.values()])
+        require(len(np.unique(drawn.round(9), axis=0)) == len(names), "two formulas have the same numbers")
+        again = np.asarray(in_its_place(list(formulas), columns, seed + 1), float)
+        require(not np.allclose(again, found), "another seed gives the same numbers: one draw may be lucky")
+        same(np.asarray(in_its_place(list(formulas), columns, seed), float), found, "the same seed again")
+        same(drawn.mean() + 1, 1, "one more than the mean of all numbers", rtol=0.2)
+        same(drawn.std(), 1, "the standard deviation of all numbers", rtol=0.2)
+
+
+random_numbers.refuses(
+    "drawn for each row",
+    "no fit can use these",
+    "import numpy as np\nreturn np.random.default_rng(seed).normal(size=(len(formulas), columns))",
+)
+random_numbers.refuses(
+    "the seed left out",
+    "another seed",
+    """
+    import numpy as np
+    names, which = np.unique(formulas, return_inverse=True)
+    return np.random.default_rng(0).normal(size=(len(names), columns))[which]
+    """,
+)
+random_numbers.refuses(
+    "a number for each name",
+    "another seed",
+    """
+    import numpy as np
+    names, which = np.unique(formulas, return_inverse=True)
+    return np.repeat(which[:, None] / len(names), columns, axis=1)
+    """,
+)
+random_numbers.refuses(
+    "hard-coded: zeros", "the same numbers", "import numpy as np\nreturn np.zeros((len(formulas), columns))"
+)

@@ -8,6 +8,7 @@ hostname "$name"
 mkdir -p "$folder/spool/$name" "$folder/tmp/$name"
 chmod 1777 "$folder/tmp/$name"
 if [ -n "$nvme" ]; then mount -t tmpfs none "$nvme"; fi
+mount -t tmpfs none /dev/shm # MPI's shared memory, as on a node of its own
 for device in "$folder"/dev/gpu*; do # Slurm wants character devices
   if [ -e "$device" ]; then mount --bind /dev/null "$device"; fi
 done

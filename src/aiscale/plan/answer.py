@@ -8,7 +8,14 @@ from functools import cached_property
 from aiscale.plan.constants import CONSTANTS, SCOREBOARD
 from aiscale.plan.hardware import Platform
 from aiscale.plan.layout import Layout, Shape
-from aiscale.plan.memory import capacity_bytes, host_bytes, needed_bytes, stage_memory
+from aiscale.plan.memory import (
+    capacity_bytes,
+    checkpoint_bytes,
+    host_bytes,
+    needed_bytes,
+    stage_memory,
+)
+from aiscale.plan.stalls import Neighbourhood, neighbourhood
 from aiscale.plan.step import Step, step_seconds
 
 
@@ -45,13 +52,26 @@ class Answer:
         return None if have is None else max(self.host_gb.values()) <= have
 
     @property
+    def checkpoint_gb(self) -> float:
+        """10^9 bytes on disk of one checkpoint."""
+        return checkpoint_bytes(self.shape, self.layout) / 1e9
+
+    @property
+    def stalls(self) -> Neighbourhood | None:
+        """Published runs of the same program with such a layout, if some stalled."""
+        return neighbourhood(self.layout, self.platform)
+
+    @property
     def tokens_per_s(self) -> float:
         """Per device."""
         return self.layout.global_batch * self.shape.seq / self.step.total_s / self.layout.gpus
 
     @property
     def tflops(self) -> float:
-        """Model FLOP/s per device, 10^12: 6 N and the whole score matrix, without recomputation."""
+        """Model FLOP/s per device, 10^12, without recomputation.
+
+        6 for each parameter that a token meets, and the whole score matrix.
+        """
         return self.shape.flops_per_token() * self.tokens_per_s / 1e12
 
     @property
@@ -90,11 +110,52 @@ class Answer:
     def band(self, value: float, what: str = "") -> list[float]:
         """Between which 8 of 10 published runs of this kind would be measured.
 
-        what: memory, or else seconds and what grows with them.
+        what: memory, or else seconds and what grows with them. Where no published run is like this
+        one, the band holds what was left out of the fit and is most like it (`_doubts`).
         """
-        rows = SCOREBOARD["bands"]["seen" if self.layout.software.program else "unseen"]
+        bands = SCOREBOARD["bands"]
+        rows = bands["seen" if self.layout.software.program else "unseen"]
         what = what or ("one_node" if self.nodes <= 1 else "many_nodes")
-        return [_digits(value * ratio) for ratio in rows[what]]
+        ends = [rows[what], *(bands["doubts"][f"{doubt}_{what}"] for doubt in self._doubts(what))]
+        low, high = min(end[0] for end in ends), max(end[1] for end in ends)
+        return [_digits(value * low), _digits(value * high)]
+
+    def _doubts(self, what: str) -> list[str]:
+        """Which wider bands hold, too: of experts, of newer chips, of RCCL between nodes."""
+        device = self.platform.machine.node.accelerator
+        doubts = ["experts"] if self.shape.experts else []
+        if what == "memory":
+            return doubts
+        if self.platform.name not in SCOREBOARD["witnesses"]:
+            doubts.append("newer")
+        if device.library == "rccl" and self.nodes > 1:
+            doubts.append("rccl")
+        return doubts
+
+    @property
+    def cautions(self) -> list[str]:
+        """What a reader should know before trusting the numbers, a sentence each."""
+        said = []
+        if self.stalls and self.stalls.stalled:
+            said.append(self.stalls.sentence())
+        doubts = self._doubts("")
+        if "newer" in doubts:
+            said.append(
+                f"no published run on {self.platform.name} was read: "
+                "the range is that of newer chips, whose runs were left out of the fit"
+            )
+        if "rccl" in doubts:
+            said.append(
+                "published runs on AMD's GPUs over several nodes took longer than predicted, and "
+                "the range holds them; by how much RCCL falls behind at scale is unknown (on 2,048 "
+                "GCDs another library was up to 168 times as fast: Singh et al., arXiv:2504.18658)"
+            )
+        if self.shape.experts:
+            said.append(
+                "only one published run with experts has its memory: "
+                "its range is assumed, twice as wide"
+            )
+        return said
 
     @cached_property
     def stages(self) -> list[dict[str, float]]:
@@ -128,10 +189,14 @@ class Answer:
             "gpus": self.layout.gpus,
             "kind": self.kind,
             "params_B": round(self.shape.parameters / 1e9, 4),
+            "active_params_B": round(self.shape.active_parameters / 1e9, 4),
             "fits": self.fits,
             "launch_bound": step.launch_bound,
             "step_time_s_band": self.band(total),
             "memory_GB_band": self.band(self.memory_gb, "memory"),
+            "checkpoint_GB": _digits(self.checkpoint_gb),
+            "stalled_share": round(self.stalls.share, 3) if self.stalls else None,
+            "cautions": self.cautions,
             "seconds": {name: _digits(value) for name, value in seconds.items()},
             "host_GB_a_node": host,
         }

@@ -1,7 +1,7 @@
 """The planner in a browser tab: a page of sliders, in which Pyodide runs this same package.
 
-The page calls `choices` and `ask`; they run here as well, and a test compares both. Pyodide comes
-from npm (14 MB).
+The page calls `choices`, `ask` and `judge`; they run here as well, and a test compares both.
+Pyodide comes from npm (14 MB).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from aiscale.plan import command
 from aiscale.plan.constants import SCOREBOARD
 from aiscale.plan.machines import MACHINES
 from aiscale.plan.presets import TABLE, presets
+from aiscale.plan.tasks import TASKS
 
 PYODIDE = "314.0.7"  #: Python 3.14
 FILES = (
@@ -35,7 +36,7 @@ LEFT_OUT = "published"
 
 
 def choices() -> str:
-    """JSON of the models and machines that can be planned, and of what the scoreboard says."""
+    """JSON of the models and machines that can be planned, the scoreboard's lines, the tasks."""
     models = {}
     for name in (*command.SHAPES, *presets()):
         with contextlib.suppress(ConfigError):
@@ -45,6 +46,7 @@ def choices() -> str:
                 "billions": shape.parameters / 1e9,
                 "batch": command.batch_of(args),
                 "seq": shape.seq,
+                "experts": shape.experts,
             }
     machines = {}
     for name, machine in MACHINES.items():
@@ -54,7 +56,19 @@ def choices() -> str:
             "devices": node.devices,
             "accelerator": node.accelerator.name,
         }
-    return json.dumps({"models": models, "machines": machines, "scoreboard": SCOREBOARD["lines"]})
+    return json.dumps(
+        {
+            "models": models,
+            "machines": machines,
+            "scoreboard": SCOREBOARD["lines"],
+            "tasks": {name: task.to_dict() for name, task in TASKS.items()},
+        }
+    )
+
+
+def judge(task: str, plan: str) -> str:
+    """JSON of the rules of a task: [rule, whether this answer of `ask` meets it, what it has]."""
+    return json.dumps(TASKS[task].judge(json.loads(plan)))
 
 
 def ask(*argv: str) -> str:

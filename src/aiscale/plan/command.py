@@ -2,6 +2,8 @@
 
 aiscale plan --model forge-m --machine frontier --nodes 64
 aiscale plan --model gpt3-175b --machine selene --nodes 128 --layout tp=8,pp=16,micro_batch=1 --json
+aiscale plan --model deepseek-v3 --machine dgx-h100 --nodes 256 --precision fp8 --layout pp=16,ep=64
+aiscale plan --model llama-8b --experts 16 --top-k 2 --machine dgx-b200 --nodes 8
 aiscale plan --rows runs.csv --json
 aiscale plan --page build/planner        # sliders in a browser, which computes by itself
 """
@@ -21,11 +23,23 @@ from aiscale.plan.config.run import as_type
 from aiscale.plan.hardware import platform_of
 from aiscale.plan.layout import PROGRAMS, SHAPES, Layout, Shape, Software, shape_named
 from aiscale.plan.machines import find_machine
-from aiscale.plan.memory import CATEGORIES
 from aiscale.plan.presets import presets
 from aiscale.plan.search import TUNED, Ranking, search
+from aiscale.plan.sheet import page
 
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
+#: Options that change the named model's shape: {field of Shape: what it is}.
+SHAPE_OPTIONS = {
+    "kv_heads": "heads of keys and values (grouped queries)",
+    "experts": "experts of a layer",
+    "top_k": "experts that a token is sent to",
+    "expert_ffn": "width of one expert (default: the model's MLP)",
+    "shared_experts": "experts that every token meets",
+    "dense_layers": "first layers that have an MLP instead of experts",
+    "kv_rank": "width of compressed keys and values (latent attention, MLA)",
+    "q_rank": "width of compressed queries (the same)",
+    "rope_width": "rotated entries of a head (the same)",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +56,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seq", type=int, metavar="N", help="tokens of a sequence (default: the preset's)"
     )
+    for name, meaning in SHAPE_OPTIONS.items():
+        parser.add_argument(_option(name), type=int, metavar="N", help=meaning)
+    parser.add_argument(
+        "--capacity",
+        type=float,
+        metavar="X",
+        help="tokens that an expert takes over a balanced router's (default: none is dropped)",
+    )
     parser.add_argument(
         "--tokens", type=float, metavar="N", help="the budget (default: 20 a parameter)"
     )
@@ -52,13 +74,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--program", choices=tuple(PROGRAMS), help="what trains; it decides the band, too"
     )
     parser.add_argument(
-        "--layout", metavar="KEY=N,...", help="this layout instead of the best, such as tp=4,pp=2"
+        "--layout",
+        metavar="KEY=N,...",
+        help="this layout instead of the best, such as tp=4,pp=2 or ep=8,cp=2,cp_kind=all-to-all",
     )
     parser.add_argument("--rows", metavar="FILE", help="a CSV of runs, answered row by row")
     parser.add_argument(
         "--page", metavar="FOLDER", help="write a web page of sliders that plans in the browser"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,7 +99,9 @@ def run(args: argparse.Namespace) -> int:
                 "try aiscale plan --model forge-m --machine frontier --nodes 64"
             )
     answer, ranking = choose(args)
-    tokens = TOKENS_PER_PARAMETER * answer.shape.parameters if args.tokens is None else args.tokens
+    tokens = args.tokens
+    if tokens is None:
+        tokens = TOKENS_PER_PARAMETER * answer.shape.active_parameters
     if not 0 < tokens < 1e18:
         raise ConfigError(f"--tokens is {tokens:g}: it must be greater than 0 and less than 10^18")
     if args.json:
@@ -96,8 +126,10 @@ def choose(args: argparse.Namespace) -> tuple[Answer, Ranking | None]:
 
 
 def find_shape(args: argparse.Namespace) -> Shape:
-    shape = shape_named(args.model)
-    return replace(shape, seq=args.seq) if args.seq is not None else shape
+    """The named model, with what the options change."""
+    names = ("seq", "capacity", *SHAPE_OPTIONS)
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    return replace(shape_named(args.model), **given)
 
 
 def batch_of(args: argparse.Namespace) -> int:
@@ -136,7 +168,9 @@ def _layout(text: str, gpus: int, batch: int, precision: str, software: Software
 
 
 def _json(args: argparse.Namespace, answer: Answer, ranking: Ranking | None, tokens: float) -> dict:
-    result = {"model": args.model, "machine": args.machine, "nodes": args.nodes, **answer.to_dict()}
+    asked = {"model": args.model, "machine": args.machine, "nodes": args.nodes}
+    asked |= {"batch": answer.layout.global_batch, "seq": answer.shape.seq}
+    result = asked | answer.to_dict()
     days, node_hours = answer.days(tokens), answer.node_hours(tokens)
     result |= {
         "tokens": tokens,
@@ -170,88 +204,3 @@ def _rows(args: argparse.Namespace) -> int:
         writer.writeheader()
         writer.writerows(table)
     return 0
-
-
-def page(answer: Answer, title: str, tokens: float, ranking: Ranking | None) -> str:
-    shape, layout, step = answer.shape, answer.layout, answer.step
-    days, node_hours = answer.days(tokens), answer.node_hours(tokens)
-    kwh = answer.energy_kwh(tokens)
-
-    def band(value: float, what: str = "") -> str:
-        ends = (f"{x:,.0f}" if x > 100 else f"{x:.3g}" for x in answer.band(value, what))
-        return "({} to {})".format(*ends)
-
-    doubt = ": it may not fit" * (answer.band(answer.memory_gb, "memory")[1] > answer.capacity_gb)
-    lines = [
-        f"{title}: {shape.parameters / 1e9:.3g} B parameters, "
-        f"{shape.layers} layers of {shape.hidden}, "
-        f"sequences of {shape.seq}, {layout.global_batch} a step",
-        f"on {answer.nodes:g} node{'s' * (answer.nodes != 1)}, "
-        f"{layout.gpus} x {answer.platform.name}",
-        "",
-        f"layout     {layout.name()}",
-        f"step       {step.total_s:.3g} s {band(step.total_s)}, "
-        f"{answer.tokens_per_s:,.0f} tokens/s a device, "
-        f"{answer.tokens_per_s * layout.gpus:,.0f} in all",
-        f"rate       {answer.tflops:.4g} TFLOP/s a device, "
-        f"MFU {100 * answer.mfu:.1f} %, HFU {100 * answer.hfu:.1f} %"
-        + ("; the host's launches set the pace" if step.launch_bound else ""),
-        f"memory     {answer.memory_gb:.1f} GB {band(answer.memory_gb, 'memory')} "
-        f"of {answer.capacity_gb:.1f} GB"
-        + (doubt if answer.fits else f": {answer.memory_gb - answer.capacity_gb:.1f} GB too much"),
-        _host(answer),
-        f"{tokens / 1e9:,.3g} B tokens: {days:,.3g} days {band(days)}, "
-        f"{node_hours:,.0f} node-hours {band(node_hours)}"
-        + ("" if kwh is None else f", at most {kwh:,.0f} kWh of the devices"),
-        f"in brackets: 8 of 10 published runs of this kind ({answer.kind}) were measured between",
-        "",
-        *_seconds(answer),
-        "",
-        *_memory(answer),
-    ]
-    if ranking is not None:
-        lines += ["", *_others(ranking)]
-    return "\n".join(lines)
-
-
-def _host(answer: Answer) -> str:
-    needed = answer.host_gb
-    line = "host       " + ", ".join(f"{gb:.1f} GB a node {when}" for when, gb in needed.items())
-    if answer.fits_host is None:
-        return f"{line}; the node's memory is unknown"
-    over = max(needed.values()) - answer.host_capacity_gb
-    too_much = "" if answer.fits_host else f": {over:.1f} GB too much"
-    return f"{line}, of {answer.host_capacity_gb:g} GB{too_much}"
-
-
-def _seconds(answer: Answer) -> list[str]:
-    lines = ["where the step goes"]
-    for name, seconds in answer.step.causes().items():
-        share = seconds / answer.step.total_s
-        if share >= 0.0005:
-            lines.append(
-                f"  {name:24}{seconds:10.4g} s {100 * share:5.1f} %  {'#' * round(40 * share)}"
-            )
-    return lines
-
-
-def _memory(answer: Answer) -> list[str]:
-    stages = answer.stages
-    shown = sorted(
-        {0, max(range(len(stages)), key=lambda i: sum(stages[i].values())), len(stages) - 1}
-    )
-    lines = ["GB by stage" + " " * 13 + "".join(f"{f'stage {i}':>10}" for i in shown)]
-    for category in CATEGORIES:
-        cells = [stages[i][category] / 1e9 for i in shown]
-        if max(cells) >= 0.05:
-            lines.append(f"  {category:22}" + "".join(f"{cell:10.1f}" for cell in cells))
-    return lines
-
-
-def _others(ranking: Ranking) -> list[str]:
-    lines = [f"{ranking.tried} layouts: {len(ranking.ranked)} fit, {len(ranking.too_large)} do not"]
-    for answer, reason in ranking.reasons():
-        lines.append(f"  {answer.layout.name():62} {answer.step.total_s:8.3g} s  {reason}")
-    for over, layout in ranking.too_large[:3]:
-        lines.append(f"  {layout.name():62} does not fit: {over:.1f} GB too much")
-    return lines

@@ -1,14 +1,29 @@
-"""How a model is cut over ranks, and what the software does: all that the formulas read."""
+"""How a model is cut over ranks, and what the software does: all that the formulas read.
+
+The model itself is a `shape.Shape`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from aiscale.errors import ConfigError, hint
-from aiscale.plan.config import HFModelConfig, ModelConfig, Run
-from aiscale.plan.presets import model_of, presets
+from aiscale.errors import ConfigError
+from aiscale.plan.config import Run
+from aiscale.plan.shape import SHAPES, Shape, shape_named, shape_of
+
+__all__ = [
+    "PROGRAMS",
+    "SHAPES",
+    "Layout",
+    "Shape",
+    "Software",
+    "StageShape",
+    "layout_of",
+    "shape_named",
+    "shape_of",
+]
 
 
 class StageShape(NamedTuple):
@@ -56,8 +71,20 @@ class Software:
     per_tensor_gather: bool = False
     #: sharded states come back by one broadcast an owner, not by one all-gather
     broadcasts: bool = False
+    #: a sharded optimizer cuts each tensor for each owner, and copies piece by piece: nanotron
+    shard_copies: bool = False
     shard_ranks: int = 0  #: ranks over which states are divided; 0: all data-parallel ranks
     regather: bool = True  #: fsdp: gather again in the backward pass
+    #: alltoall: a token is sent once for each of its experts; by node: once to each node that has
+    #: any of them, and copied there (DeepEP, HybridEP)
+    dispatch: str = "alltoall"
+    ep_overlap: bool = False  #: tokens travel while another micro-batch computes (DualPipe)
+    fp8_dispatch: bool = False  #: tokens travel to their experts in one byte an entry
+    #: one kernel multiplies for all experts of a rank; False: each has kernels of its own
+    grouped: bool = True
+    #: tokens are ordered while they are sent, not before and after
+    fused_order: bool = False
+    graphed: bool = False  #: CUDA graphs of whole steps: the host launches nothing else
     #: of layers over stages: even; cost: by cumulative cost, with the head; auto: see stages()
     split: str = "auto"
     #: held for exchange; DeepSpeed's ZeRO: two buckets of 5 x 10^8 entries
@@ -77,8 +104,9 @@ PROGRAMS = {
         loss_in_place=True,
         tp_overlap="backward",
         traffic=0.8,
+        grouped=False,
     ),
-    "nanotron": Software(program="nanotron", slow_host=True, gathered_kept=True),
+    "nanotron": Software(program="nanotron", slow_host=True, gathered_kept=True, shard_copies=True),
 }
 
 
@@ -90,6 +118,10 @@ class Layout:
     tp: int = 1
     pp: int = 1
     cp: int = 1  #: context-parallel ranks: each holds seq / cp tokens
+    #: how they exchange: keys and values around a ring, or tokens for heads (all to all, Ulysses)
+    cp_kind: Literal["ring", "all-to-all"] = "ring"
+    ep: int = 1  #: expert-parallel ranks: each holds experts / ep of a layer
+    etp: int = 1  #: tensor-parallel ranks inside an expert
     virtual_stages: int = 1
     schedule: Literal["1f1b", "interleaved", "gpipe", "zero-bubble"] = "1f1b"
     micro_batch: int = 1
@@ -133,6 +165,25 @@ class Layout:
         return min(self.software.shard_ranks or self.replicas, self.replicas) if sharded else 1
 
     @property
+    def expert_replicas(self) -> int:
+        """Ranks among which gradients of experts are averaged.
+
+        Megatron-Core lays two grids over the ranks of a stage: dp x cp x tp for what every token
+        meets, and edp x ep x etp for experts.
+        """
+        return max(1, self.replicas * self.tp // (self.ep * self.etp))
+
+    @property
+    def expert_shards(self) -> int:
+        """Ranks over which the optimizer states of experts are divided."""
+        return self.expert_replicas if self.zero_stage or self.fsdp else 1
+
+    @property
+    def expert_tokens_divisor(self) -> int:
+        """Ranks of tp among which the tokens of a micro-batch are divided before they are sent."""
+        return self.tp if self.sequence_parallel else 1
+
+    @property
     def shards_weights(self) -> bool:
         return self.fsdp or self.zero_stage == 3
 
@@ -148,6 +199,7 @@ class Layout:
     def name(self) -> str:
         parts = [f"dp {self.dp}", f"tp {self.tp}", f"pp {self.pp}"]
         parts += [f"cp {self.cp}"] if self.cp > 1 else []
+        parts += [f"ep {self.ep}"] if self.ep > 1 else []
         parts += [f"v {self.virtual_stages}"] if self.virtual_stages > 1 else []
         parts += ["fsdp"] if self.fsdp else [f"zero {self.zero_stage}"]
         return ", ".join([*parts, f"micro-batch {self.micro_batch}", f"recompute {self.recompute}"])
@@ -173,6 +225,8 @@ class Layout:
             "tp",
             "pp",
             "cp",
+            "ep",
+            "etp",
             "virtual_stages",
             "micro_batch",
             "global_batch",
@@ -194,6 +248,12 @@ class Layout:
             raise ConfigError(
                 f"tp {self.tp} exceeds heads {shape.heads}: a rank needs a head at least"
             )
+        self._check_experts(shape)
+        if self.cp_kind == "all-to-all" and shape.heads % (self.tp * self.cp):
+            raise ConfigError(
+                f"heads {shape.heads} / (tp {self.tp} x cp {self.cp}) is not whole: "
+                "all-to-all gives each rank whole heads: lower cp, or take cp_kind=ring"
+            )
         if self.pp * self.virtual_stages > shape.layers + 2:
             raise ConfigError(
                 f"pp {self.pp} x virtual_stages {self.virtual_stages} = "
@@ -207,10 +267,30 @@ class Layout:
                 f"{self.global_batch}: lower one of them, or raise the batch"
             )
 
+    def _check_experts(self, shape: Shape) -> None:
+        if not shape.experts:
+            if self.ep * self.etp > 1:
+                raise ConfigError(
+                    f"ep {self.ep} x etp {self.etp}, but the model has no experts: set both to 1"
+                )
+            return
+        if shape.experts % self.ep:
+            raise ConfigError(
+                f"{shape.experts} experts are not divisible by ep {self.ep}: change one of them"
+            )
+        ranks = self.replicas * self.tp
+        if ranks % (self.ep * self.etp):
+            raise ConfigError(
+                f"ep {self.ep} x etp {self.etp} does not divide dp {self.dp} x cp {self.cp} x "
+                f"tp {self.tp} = {ranks} ranks of a stage: lower ep or etp"
+            )
+
 
 @lru_cache(maxsize=4096)
 def _stages(shape: Shape, pp: int, split: str) -> tuple[StageShape, ...]:
-    head = shape.table_parameters / (shape.layer_parameters - 2 * shape.hidden)
+    # by what a token costs: of experts, those that it is sent to
+    idle = shape.expert_share * (shape.experts - shape.top_k) * shape.one_expert
+    head = shape.table_parameters / (shape.layer_parameters - idle - 2 * shape.hidden)
     if split == "even" or (split == "auto" and head < 0.5) or pp == 1:
         base, more = divmod(shape.layers, pp)
         # the last stage has the head, so a spare layer goes to others first
@@ -223,132 +303,6 @@ def _stages(shape: Shape, pp: int, split: str) -> tuple[StageShape, ...]:
         if cost > (shape.layers + head) * (at + 1) / pp and at + 1 < pp:
             at += 1
     return tuple(StageShape(n, i == 0, i == at) for i, n in enumerate(counts))
-
-
-# Shapes ------------------------------------------------------------------------------------------
-# D hidden, F width of the MLP, V vocabulary, t tensor-parallel ranks, M tokens of one micro-batch
-# on one rank.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """A decoder-only transformer, as far as time and memory depend on it."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int = 0  #: 0: as many as heads
-    ffn: int = 0  #: 0: 4 hidden
-    gated: bool = False  #: SwiGLU: two matrices on the way up
-    vocab: int
-    tied: bool = False
-    seq: int
-
-    def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "vocab", "seq"):
-            if not 1 <= getattr(self, name) <= 10**9:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}: it must be at least 1 and at most 10^9"
-                )
-        for name in ("kv_heads", "ffn"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}: it must not be negative")
-        if self.hidden % self.heads:
-            raise ConfigError(
-                f"hidden {self.hidden} is not divisible by heads {self.heads}: change one of them"
-            )
-        if self.heads % self.keys:
-            raise ConfigError(
-                f"heads {self.heads} is not divisible by kv_heads {self.keys}: change one of them"
-            )
-
-    @property
-    def keys(self) -> int:
-        return self.kv_heads or self.heads
-
-    @property
-    def width(self) -> int:
-        return self.ffn or 4 * self.hidden
-
-    @property
-    def head_width(self) -> int:
-        return self.hidden // self.heads
-
-    @property
-    def qkv_width(self) -> int:
-        return self.hidden + 2 * self.keys * self.head_width
-
-    @cached_property
-    def layer_parameters(self) -> int:
-        """Matrices and norms of one layer; biases, a thousandth of them, are left out."""
-        mlp = (3 if self.gated else 2) * self.hidden * self.width
-        return self.hidden * (self.qkv_width + self.hidden) + mlp + 2 * self.hidden
-
-    @property
-    def table_parameters(self) -> int:
-        """The embedding, or the head."""
-        return self.vocab * self.hidden
-
-    @cached_property
-    def parameters(self) -> int:
-        return (
-            self.layers * self.layer_parameters
-            + (1 if self.tied else 2) * self.table_parameters
-            + self.hidden
-        )
-
-    def flops_per_token(self) -> float:
-        """Model FLOPs forward and backward: 6 N + 12 L D s (all scores), without the embedding."""
-        multiplied = self.layers * self.layer_parameters + self.table_parameters
-        return 6 * multiplied + 12 * self.layers * self.hidden * self.seq
-
-    @lru_cache(maxsize=4096)  # noqa: B019  (shapes are few)
-    def layer_products(self, tokens: int, tp: int) -> tuple[tuple[int, int, int], ...]:
-        """(rows M, columns N, inner K) of one layer's products, forward."""
-        up = self.width * (2 if self.gated else 1)
-        return (
-            (tokens, -(-self.qkv_width // tp), self.hidden),
-            (tokens, self.hidden, -(-self.hidden // tp)),
-            (tokens, -(-up // tp), self.hidden),
-            (tokens, self.hidden, -(-self.width // tp)),
-        )
-
-
-LLAMA_3 = {"kv_heads": 8, "gated": True, "vocab": 128256, "seq": 8192}
-#: Shapes that no preset has, by the names people use.
-SHAPES: dict[str, Shape] = {
-    "gpt3-175b": Shape(layers=96, hidden=12288, heads=96, vocab=51200, tied=True, seq=2048),
-    "bloom-176b": Shape(layers=70, hidden=14336, heads=112, vocab=250880, tied=True, seq=2048),
-    "llama-8b": Shape(layers=32, hidden=4096, heads=32, ffn=14336, **LLAMA_3),
-    "llama-70b": Shape(layers=80, hidden=8192, heads=64, ffn=28672, **LLAMA_3),
-    "llama-405b": Shape(layers=126, hidden=16384, heads=128, ffn=53248, **LLAMA_3),
-}
-
-
-def shape_of(model: ModelConfig | HFModelConfig, seq: int) -> Shape:
-    """The planner's view of a model. Raises ConfigError where our GPT has no such shape."""
-    model = model.shape if isinstance(model, HFModelConfig) else model
-    return Shape(
-        layers=model.n_layer,
-        hidden=model.d_model,
-        heads=model.n_head,
-        kv_heads=model.kv_heads,
-        ffn=model.ff_width,
-        gated=model.gated,
-        vocab=model.vocab_size,
-        tied=model.tied,
-        seq=seq,
-    )
-
-
-def shape_named(name: str) -> Shape:
-    """Of a preset, or one of SHAPES."""
-    if name in SHAPES:
-        return SHAPES[name]
-    if name not in presets():
-        known = [*SHAPES, *presets()]
-        raise ConfigError(f"unknown model {name!r}: {hint(name.lower(), known)}")
-    return shape_of(model_of(name), presets()[name]["context"])
 
 
 def layout_of(run: Run, gpus: int) -> Layout:

@@ -43,9 +43,9 @@ def peak_bytes(shape: Shape, layout: Layout, c, stage: int | None = None) -> flo
 
 def one_stage(shape: Shape, layout: Layout, index: int, c) -> dict[str, float]:
     software, stage = layout.software, layout.stages(shape)[index]
-    parameters = stage_parameters(shape, layout, stage)
+    dense, experts = stage_grids(shape, layout, stage)
     tokens = layout.micro_batch * shape.seq / layout.cp
-    weights, gradients, optimizer, live = _states(shape, layout, parameters)
+    weights, gradients, optimizer, live = _states(shape, layout, dense, experts)
     layer = layer_bytes(shape, layout, tokens, c)
     flight = in_flight(layout, index)
     stream = tokens * layout.wide * shape.hidden / (layout.tp if layout.sequence_parallel else 1)
@@ -66,17 +66,29 @@ def one_stage(shape: Shape, layout: Layout, index: int, c) -> dict[str, float]:
     if software.counter != "torch":
         nbytes["buffers"] += (c.smi_cache - 1) * (activations + logits + live)
     if software.counter == "smi":
-        groups = sum(size > 1 for size in (layout.tp, layout.pp, layout.replicas)) + 1
+        groups = communicators(layout)
         nbytes["context"] += c.context_bytes + groups * c.communicator_bytes
     return nbytes
 
 
 def stage_parameters(shape: Shape, layout: Layout, stage: StageShape) -> float:
     """Parameters of one rank of the stage, before they are divided over data-parallel ranks."""
+    return sum(stage_grids(shape, layout, stage))
+
+
+def stage_grids(shape: Shape, layout: Layout, stage: StageShape) -> tuple[float, float]:
+    """(what every token meets, routed experts): parameters of one rank, on Megatron-Core's grids.
+
+    tp divides the first, but for norms and, with latent attention, the small compressing matrices;
+    ep and etp divide the second.
+    """
     tables = 1 if shape.tied and stage.embedding and stage.head else stage.embedding + stage.head
     whole = 2 * shape.hidden  # norms are not divided by tp
-    divided = stage.layers * (shape.layer_parameters - whole) + tables * shape.table_parameters
-    return divided / layout.tp + stage.layers * whole + (shape.hidden if stage.head else 0)
+    if shape.latent:
+        whole += shape.hidden * (shape.q_rank + shape.kv_rank + shape.rope_width)
+    divided = stage.layers * (shape.dense_parameters - whole) + tables * shape.table_parameters
+    dense = divided / layout.tp + stage.layers * whole + (shape.hidden if stage.head else 0)
+    return dense, stage.layers * shape.expert_parameters / (layout.ep * layout.etp)
 
 
 def in_flight(layout: Layout, index: int) -> float:
@@ -89,21 +101,25 @@ def in_flight(layout: Layout, index: int) -> float:
     return min(layout.micro_batches, p - index)
 
 
-def _states(shape: Shape, layout: Layout, parameters: float) -> tuple[float, float, float, float]:
+def _states(
+    shape: Shape, layout: Layout, dense: float, experts: float
+) -> tuple[float, float, float, float]:
     """(weights, gradients, optimizer states, live buffers)."""
-    wide, gradient, shards = layout.wide, layout.wide_gradient, layout.state_shards
-    states = (8 if wide == 4 else 12) * parameters / shards
+    wide, gradient = layout.wide, layout.wide_gradient
+    parameters = dense + experts
+    sharded = dense / layout.state_shards + experts / layout.expert_shards
+    states = (8 if wide == 4 else 12) * sharded
     if layout.shards_weights:
-        live = (
-            shape.layer_parameters * (2 * wide + gradient) + shape.table_parameters * wide
-        ) / layout.tp
+        layer = shape.dense_parameters / layout.tp
+        layer += shape.expert_parameters / (layout.ep * layout.etp)
+        live = layer * (2 * wide + gradient) + shape.table_parameters / layout.tp * wide
         # whole weights and gradients live through the step
         if not layout.software.regather and layout.pp > 1:
             live = parameters * (wide + gradient)
         if layout.fsdp and wide == 2:  # fp32 shards are weights and master copy in one
-            return parameters * 4 / shards, parameters * 4 / shards, parameters * 8 / shards, live
-        return parameters * wide / shards, parameters * gradient / shards, states, live
-    gradients = parameters * gradient / (shards if layout.zero_stage == 2 else 1)
+            return sharded * 4, sharded * 4, sharded * 8, live
+        return sharded * wide, sharded * gradient, states, live
+    gradients = gradient * (sharded if layout.zero_stage == 2 else parameters)
     software, beside = layout.software, layout.zero_stage < 2 and layout.dp > 1 and gradient == 4
     buckets = (
         parameters * wide if beside and software.overlap and not software.fused_gradients else 0.0
@@ -117,19 +133,37 @@ def layer_bytes(shape: Shape, layout: Layout, tokens: float, c) -> float:
     6 F if fused, 4 F for GELU; without sequence parallelism 10 D are not divided. The score matrix
     adds 5 H s bytes a token (Korthikanti).
     """
-    D, F, t = shape.hidden, shape.width, layout.tp
-    mlp = (c.gated_bytes if shape.gated else c.gelu_bytes) * F
-    if shape.gated and (layout.software.compiled or layout.software.fused_swiglu):
-        mlp *= 0.75  # three of the four tensors of a SwiGLU
+    D, t = shape.hidden, layout.tp
+    each = (c.gated_bytes if shape.gated else c.gelu_bytes) * _fused_share(shape, layout)
+    mlp = each * shape.dense_width
     whole = 1 if layout.sequence_parallel else t
     # q, k, v and attention's output
-    heads = (8 + 4 * (1 + 2 * shape.keys / shape.heads - 3) / 2) * D
+    heads = 2 * shape.attention_kept
     nbytes = tokens * ((c.stream_bytes * D) * whole + heads + mlp) / t
     if layout.recompute == "selective" and layout.software.flash:
         nbytes *= c.selective_kept
     if not layout.software.flash and layout.recompute != "selective":
         nbytes += 5 * shape.heads * tokens * shape.seq / layout.cp / t
-    return nbytes
+    return nbytes + _expert_bytes(shape, layout, tokens, each)
+
+
+def _fused_share(shape: Shape, layout: Layout) -> float:
+    """Of the four tensors of a SwiGLU a fused kernel keeps three."""
+    fused = layout.software.compiled or layout.software.fused_swiglu
+    return 0.75 if shape.gated and fused else 1.0
+
+
+def _expert_bytes(shape: Shape, layout: Layout, tokens: float, each: float) -> float:
+    """What routed experts keep: each copy of a token, its way up and its way down.
+
+    The router balances, or drops what exceeds the capacity: a rank gets as many copies as it sends.
+    """
+    copies = tokens / layout.expert_tokens_divisor * shape.top_k * (shape.capacity or 1.0)
+    nbytes = copies * (2 * shape.hidden + each * shape.expert_width / layout.etp)
+    if layout.recompute == "selective":
+        # the activation between the two products is computed again
+        nbytes = copies * (2 * shape.hidden + 2 * (shape.matrices - 1) * shape.expert_width)
+    return shape.expert_share * nbytes
 
 
 def host_bytes(shape: Shape, layout: Layout) -> dict[str, float]:
@@ -143,14 +177,25 @@ def host_bytes(shape: Shape, layout: Layout) -> dict[str, float]:
     drawn = shape.parameters if layout.zero_stage == 3 else largest
     if model_parallel:
         # Megatron-Core's masters and two moments are copied before any is written.
-        most = max(stage_parameters(shape, layout, stage) for stage in layout.stages(shape))
-        saved = 3 * most / layout.state_shards
+        grids = [stage_grids(shape, layout, stage) for stage in layout.stages(shape)]
+        saved = 3 * max(
+            dense / layout.state_shards + experts / layout.expert_shards for dense, experts in grids
+        )
     elif layout.zero_stage:
         # DeepSpeed keeps a rank's shard of each state as one tensor.
         saved = shape.parameters / layout.state_shards
     else:
         saved = largest
     return {"drawing weights": 4 * drawn, "saving": 4 * saved}
+
+
+def checkpoint_bytes(shape: Shape, layout: Layout) -> float:
+    """Bytes on disk of one checkpoint: fp32 weights and AdamW's two moments.
+
+    Megatron and DeepSpeed write the weights in 16 bits beside their fp32 masters.
+    """
+    both = layout.wide == 2 and not layout.fsdp
+    return (14 if both else 12) * shape.parameters
 
 
 def fits(shape: Shape, layout: Layout, platform: Platform, c) -> bool:
@@ -163,8 +208,13 @@ def needed_bytes(shape: Shape, layout: Layout, c) -> float:
     return peak_bytes(shape, plain, c)
 
 
+def communicators(layout: Layout) -> int:
+    """Groups of ranks that exchange, and that of all ranks."""
+    return sum(size > 1 for size in (layout.tp, layout.pp, layout.replicas, layout.ep)) + 1
+
+
 def capacity_bytes(platform: Platform, layout: Layout, c) -> float:
     """What remains for torch: the device's memory less context and communicators."""
-    groups = sum(size > 1 for size in (layout.tp, layout.pp, layout.replicas)) + 1
+    groups = communicators(layout)
     whole = platform.memory_bytes - c.context_bytes - groups * c.communicator_bytes
     return whole * c.reserve_share

@@ -1,8 +1,9 @@
 """Runs as rows of a table: columns as in the published sweep of nanotron, an answer for each row.
 
 An empty cell, or a column that is missing, takes its value of DEFAULTS; `dp` that which fills the
-GPUs. `program`: megatron or nanotron; auto: the one that the row's id, note or source names, else
-works as Megatron. A row that no one could run has empty fields and an `error`.
+GPUs, `etp` that of `tp`, as Megatron-Core has it. `program`: megatron or nanotron; auto: the one
+that the row's id, note or source names, else works as Megatron. A row that no one could run has
+empty fields and an `error`.
 """
 
 from __future__ import annotations
@@ -45,6 +46,35 @@ DEFAULTS: dict[str, str] = {
     "sequence_parallel": "False",
     "precision": "bf16",
     "program": "auto",
+    "cp": "1",
+    "cp_kind": "ring",
+    "ep": "1",
+    "etp": "0",
+    "head_dim": "0",
+    "experts": "0",
+    "top_k": "0",
+    "expert_ffn": "0",
+    "shared_experts": "0",
+    "dense_layers": "0",
+    "capacity": "0",
+    "q_rank": "0",
+    "kv_rank": "0",
+    "rope_width": "0",
+}
+#: Names that other tables give to these columns.
+ALIASES = {
+    "num_experts": "experts",
+    "n_experts": "experts",
+    "moe_experts": "experts",
+    "topk": "top_k",
+    "experts_per_token": "top_k",
+    "moe_top_k": "top_k",
+    "moe_ffn": "expert_ffn",
+    "moe_intermediate_size": "expert_ffn",
+    "expert_hidden": "expert_ffn",
+    "capacity_factor": "capacity",
+    "expert_parallel": "ep",
+    "context_parallel": "cp",
 }
 #: Types of the cells: those of Shape and Layout, and of the other columns.
 KINDS = get_type_hints(Shape) | get_type_hints(Layout)
@@ -64,6 +94,25 @@ FIELDS = (
     "step_time_s_band",
     "memory_GB_band",
 )
+SHAPE_CELLS = (
+    "layers",
+    "hidden",
+    "heads",
+    "kv_heads",
+    "ffn",
+    "vocab",
+    "seq",
+    "head_dim",
+    "experts",
+    "top_k",
+    "expert_ffn",
+    "shared_experts",
+    "dense_layers",
+    "capacity",
+    "q_rank",
+    "kv_rank",
+    "rope_width",
+)
 _shape = lru_cache(maxsize=4096)(Shape)  # rows of one model share what is remembered of it
 
 
@@ -77,28 +126,37 @@ def answers(rows: Iterable[dict[str, str]]) -> Iterator[dict]:
             yield {"id": name} | dict.fromkeys(FIELDS) | {"fits": False, "error": str(error)}
 
 
+def _dp(cells: dict) -> int:
+    """The row's data-parallel ranks, or those that fill its GPUs."""
+    tp, pp, cp, gpus = (cells[key] for key in ("tp", "pp", "cp", "gpus"))
+    dp = cells["dp"] or max(1, gpus // max(1, tp * pp * cp))
+    if dp * tp * pp * cp != gpus:
+        product = f"dp {dp} x tp {tp} x pp {pp}" + (f" x cp {cp}" if cp > 1 else "")
+        raise ConfigError(
+            f"{product} = {dp * tp * pp * cp}, but gpus is {gpus}: change one of them"
+        )
+    return dp
+
+
 def read(row: dict[str, str]):
     """The answer for one row; raises ConfigError that names the cell."""
+    row = {ALIASES.get(key, key): cell for key, cell in row.items()}
     cells = {
         key: as_type(KINDS[key], (row.get(key) or default).strip(), key)
         for key, default in DEFAULTS.items()
     }
-    tp, pp, gpus, pieces = (cells[key] for key in ("tp", "pp", "gpus", "virtual_stages"))
-    dp = cells["dp"] or max(1, gpus // max(1, tp * pp))
-    if dp * tp * pp != gpus:
-        raise ConfigError(
-            f"dp {dp} x tp {tp} x pp {pp} = {dp * tp * pp}, but gpus is {gpus}: change one of them"
-        )
-    sizes = {
-        key: cells[key] for key in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq")
-    }
-    shape = _shape(gated=cells["mlp"] == "swiglu", tied=cells["tied"] and pp == 1, **sizes)
+    dp, pieces = _dp(cells), cells["virtual_stages"]
+    sizes = {key: cells[key] for key in SHAPE_CELLS}
+    shape = _shape(gated=cells["mlp"] == "swiglu", tied=cells["tied"] and cells["pp"] == 1, **sizes)
     told = " ".join(row.get(key) or "" for key in ("id", "note", "source")).lower()
     words = (cells["program"], *re.findall("[a-z]+", told))
     named = next((name for name in PROGRAMS if name in words), "")
     same = (
         "tp",
         "pp",
+        "cp",
+        "cp_kind",
+        "ep",
         "virtual_stages",
         "micro_batch",
         "zero_stage",
@@ -110,8 +168,9 @@ def read(row: dict[str, str]):
         dp=dp,
         schedule="interleaved" if pieces > 1 else "1f1b",
         **{key: cells[key] for key in same},
+        etp=cells["etp"] or (cells["tp"] if shape.experts else 1),
         global_batch=cells["global_batch"] or dp * cells["micro_batch"],
-        sequence_parallel=cells["sequence_parallel"] and tp > 1,
+        sequence_parallel=cells["sequence_parallel"] and cells["tp"] > 1,
         software=PROGRAMS[named] if named else replace(PROGRAMS["megatron"], program=""),
     )
     network, devices = cells["network_gbit_per_node"], max(1, cells["gpus_per_node"])

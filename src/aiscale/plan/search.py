@@ -1,8 +1,9 @@
 """All layouts of a model on so many devices, ranked, with reasons; and what would make it fit.
 
-Tried: tp up to a node, every pp that layers allow, ZeRO-1 and FSDP, no and full recomputation,
-micro-batches of 1 to 16, interleaving, cp for long sequences. Memory is asked first, so most
-layouts cost microseconds.
+Tried: tp up to a node, every pp that layers allow, ep that divides the experts, ZeRO-1 and FSDP,
+no, selective and full recomputation, interleaving, cp for long sequences by ring and by all-to-all,
+and every micro-batch of 1, 2, 3, 4, 6, 8, 12 and so on that divides a rank's sequences, until none
+fits. Memory is asked first, so most layouts cost microseconds.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from aiscale.plan.layout import PROGRAMS, Layout, Shape, Software, shape_named
 from aiscale.plan.machines import Machine
 from aiscale.plan.memory import capacity_bytes, fits, needed_bytes
 
-#: A framework that trains at scale today: as Megatron; weights return in the next forward pass.
-TUNED = replace(PROGRAMS["megatron"], program="", gather_overlap=True)
+#: A framework that trains at scale today: as Megatron; weights return in the next forward pass, and
+#: tokens are ordered while they are sent, once to each node (DeepEP, HybridEP).
+TUNED = replace(
+    PROGRAMS["megatron"], program="", gather_overlap=True, dispatch="by node", fused_order=True
+)
 LONG = 16_384  #: tokens of a sequence from which context parallelism is tried
 
 
@@ -59,11 +63,11 @@ class Ranking:
         )
         for gpus in (self.gpus * 2**n for n in range(1, 8)):
             batch = max(self.global_batch, gpus // 8)
-            layouts = candidates(self.shape, self.platform, gpus, batch)
             small = (
                 layout
-                for layout in layouts
-                if layout.recompute == "full" and layout.micro_batch == 1
+                for bases in meshes(self.shape, self.platform, gpus, batch)
+                for layout in variants(self.shape, bases, 1)
+                if layout.recompute == "full"
             )
             if any(fits(self.shape, layout, self.platform, CONSTANTS) for layout in small):
                 more = f" with {batch} sequences a step" if batch > self.global_batch else ""
@@ -86,66 +90,102 @@ def search(
     shape = shape_named(shape) if isinstance(shape, str) else shape
     platform = platform_of(platform) if isinstance(platform, Machine) else platform
     ranking = Ranking(shape, platform, gpus, global_batch)
-    for layout in candidates(shape, platform, gpus, global_batch, precision, software):
-        ranking.tried += 1
-        needed = needed_bytes(shape, layout, CONSTANTS)
-        holds = capacity_bytes(platform, layout, CONSTANTS)
-        if needed > holds:
-            ranking.too_large.append(((needed - holds) / 1e9, layout))
-        else:
-            ranking.ranked.append(predict(shape, layout, platform))
+    for bases in meshes(shape, platform, gpus, global_batch, precision, software):
+        for micro in micro_batches(bases[0]):
+            fitted = [_ask(ranking, layout) for layout in variants(shape, bases, micro)]
+            # activations grow with the micro-batch: where none fits, no larger one does
+            if fitted and not any(fitted):
+                break
     ranking.ranked.sort(key=lambda answer: answer.step.total_s)
     ranking.too_large.sort(key=lambda pair: pair[0])
     return ranking
 
 
-def candidates(
+def _ask(ranking: Ranking, layout: Layout) -> bool:
+    """Whether the layout fits; the ranking remembers it in either case."""
+    ranking.tried += 1
+    needed = needed_bytes(ranking.shape, layout, CONSTANTS)
+    holds = capacity_bytes(ranking.platform, layout, CONSTANTS)
+    if needed > holds:
+        ranking.too_large.append(((needed - holds) / 1e9, layout))
+        return False
+    ranking.ranked.append(predict(ranking.shape, layout, ranking.platform))
+    return True
+
+
+def meshes(
     shape: Shape,
     platform: Platform,
     gpus: int,
     global_batch: int,
     precision: str = "bf16",
     software: Software = TUNED,
-) -> Iterator[Layout]:
-    """The layouts that are worth a look; each passes Layout.check."""
+) -> Iterator[list[Layout]]:
+    """Each mesh of ranks that divides the batch, once for each way to exchange experts' tokens and
+    keys, with a micro-batch of one sequence."""
     for tp, pp, cp, dp in _meshes(shape, platform, gpus):
         if global_batch % dp:
             continue
-        per_rank = global_batch // dp
-        for micro in (1, 2, 4, 8, 16):
-            if per_rank % micro:
-                continue
-            m = per_rank // micro
-            for recompute in ("none", "full"):
-                base = Layout(
-                    dp=dp,
-                    tp=tp,
-                    pp=pp,
-                    cp=cp,
-                    micro_batch=micro,
-                    global_batch=global_batch,
-                    recompute=recompute,
-                    zero_stage=1 if dp * cp > 1 else 0,
-                    sequence_parallel=tp > 1,
-                    precision=precision,
-                    software=software,
-                )
-                if m >= pp:
-                    yield base
-                    v = _pieces(shape, pp)
-                    if v > 1 and m % pp == 0:
-                        yield replace(base, virtual_stages=v, schedule="interleaved")
-                if pp == 1 and dp > 1:
-                    yield replace(base, fsdp=True, zero_stage=0)
+        base = Layout(
+            dp=dp,
+            tp=tp,
+            pp=pp,
+            cp=cp,
+            global_batch=global_batch,
+            zero_stage=1 if dp * cp > 1 else 0,
+            sequence_parallel=tp > 1,
+            precision=precision,
+            software=software,
+        )
+        kinds = ["ring"]
+        if cp > 1 and shape.heads % (tp * cp) == 0:
+            kinds.append("all-to-all")
+        yield [
+            replace(base, ep=ep, cp_kind=kind)
+            for ep in _expert_ranks(shape, base)
+            for kind in kinds
+        ]
+
+
+def _expert_ranks(shape: Shape, base: Layout) -> list[int]:
+    """Powers of two that divide the experts and the ranks of a stage."""
+    ranks = base.replicas * base.tp
+    sizes = (2**i for i in range(10))
+    return [
+        ep for ep in sizes if ep == 1 or (shape.experts and shape.experts % ep == ranks % ep == 0)
+    ]
+
+
+def micro_batches(base: Layout) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12, 16, ..., as far as they divide a rank's sequences."""
+    per_rank = base.global_batch // base.dp
+    sizes = {2**i * odd for i in range(per_rank.bit_length()) for odd in (1, 3)}
+    return sorted(micro for micro in sizes if micro <= per_rank and per_rank % micro == 0)
+
+
+def variants(shape: Shape, bases: list[Layout], micro: int) -> Iterator[Layout]:
+    """The layouts of a mesh with this micro-batch; each passes Layout.check."""
+    for base in bases:
+        for recompute in ("none", "selective", "full"):
+            layout = replace(base, micro_batch=micro, recompute=recompute)
+            m = layout.micro_batches
+            if m >= layout.pp:
+                yield layout
+                v = _pieces(shape, layout.pp)
+                if v > 1 and m % layout.pp == 0:
+                    yield replace(layout, virtual_stages=v, schedule="interleaved")
+            if layout.pp == 1 and layout.dp > 1:
+                yield replace(layout, fsdp=True, zero_stage=0)
 
 
 def _meshes(shape: Shape, platform: Platform, gpus: int) -> Iterator[tuple[int, int, int, int]]:
     for tp in (1, 2, 4, 8, 16):
-        if tp > platform.gpus_per_node or shape.heads % tp or shape.width % tp or gpus % tp:
+        divides = shape.heads % tp == round(shape.dense_width) % tp == gpus % tp == 0
+        if tp > platform.gpus_per_node or not divides:
             continue
         for cp in (1, 2, 4, 8) if shape.seq >= LONG else (1,):
             for pp in range(1, min(shape.layers, gpus // tp) + 1):
-                even = shape.layers % pp == 0 or shape.layers / pp >= 4
+                even = shape.layers % pp == 0 or shape.layers / pp >= 3
                 if even and gpus % (tp * pp * cp) == 0:
                     yield tp, pp, cp, gpus // (tp * pp * cp)
 

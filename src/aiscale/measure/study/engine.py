@@ -8,6 +8,7 @@ again. A cell that runs out of memory, crashes or takes too long is a result wit
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import math
@@ -21,6 +22,8 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+
+import numpy as np
 
 from aiscale import train
 from aiscale.errors import ConfigError, require_writable, write_whole
@@ -37,6 +40,7 @@ from aiscale.measure.study.grid import (
 )
 from aiscale.plan import cost
 from aiscale.plan.config import ModelConfig
+from aiscale.train.presets import shape_of
 
 BASE_EVERY = 5  #: cells between two runs of the base
 INTERRUPTED = (130, 128 + 15)  #: statuses of ranks after Ctrl-C and SIGTERM
@@ -148,6 +152,8 @@ def attempt(study: Study, cell: Cell, scratch: Path, script: Path | None = None)
     ):
         text, spec = Path(data, "text"), Path(out, "spec.json")
         _write_text(cell["text"], cell["data_kib"] * 1024 + 1, text)
+        if (vocabulary := shape_of(cell["size"]).vocabulary) < 256:
+            text = _write_tokens(text.read_bytes(), vocabulary, Path(data, "tokens"))
         limit_s, epoch = 60 * study.cell_minutes, epoch_of(cell)
         what = {"out": out, "epoch": epoch, "precision": cell["precision"], "limit_s": limit_s}
         spec.write_text(json.dumps(what))
@@ -183,6 +189,9 @@ def _deepspeed_json(cell: Cell, folder: Path) -> Path:
             "stage3_max_reuse_distance": 0,
             "stage3_prefetch_bucket_size": 0,
         }
+    if cell["strategy"].endswith("-offload"):
+        settings["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+        settings["zero_force_ds_cpu_optimizer"] = False  # torch's AdamW updates there
     file = folder / "ds_config.json"
     file.write_text(json.dumps(settings))
     return file
@@ -219,6 +228,8 @@ def _predicted(cell: Cell) -> dict:
     run, ranks = run_of(cell), cell["ranks"]
     if not isinstance(run.model, ModelConfig) or cell["phase"] != "training":
         return {}
+    if cell["strategy"].endswith("-offload"):  # the formulas count one memory
+        return {"parameters": cost.parameter_count(run.model)}
     each = [sum(cost.step_bytes(run, ranks, rank).values()) for rank in range(ranks)]
     return {"parameters": cost.parameter_count(run.model), "predicted_bytes": max(each)}
 
@@ -234,3 +245,21 @@ def _write_text(corpus: str, nbytes: int, path: Path) -> None:
     while len(text) < nbytes:
         text += next(pieces).encode("ascii", "replace")
     path.write_bytes(text[:nbytes])
+
+
+def _write_tokens(text: bytes, vocabulary: int, folder: Path) -> Path:
+    """Tokens for a model of less than 256: the commonest characters, and one for all others.
+
+    A folder as `aiscale data prepare` makes it, of which the trainers read the vocabulary.
+    """
+    characters = np.frombuffer(text, np.uint8)
+    commonest = np.argsort(-np.bincount(characters, minlength=256), kind="stable")
+    numbers = np.empty(256, np.uint16)
+    numbers[commonest] = np.minimum(np.arange(256), vocabulary - 1)
+    tokens = numbers[characters].astype("<u2").tobytes()
+    folder.mkdir()
+    (folder / "tokens.bin").write_bytes(tokens)
+    about = {"vocab_size": vocabulary, "tokens": len(characters)}
+    about["sha256"] = hashlib.sha256(tokens).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(about))
+    return folder

@@ -34,6 +34,8 @@ STRATEGIES = {
     "zero1": ("zero", {"stage": 1}),
     "zero2": ("zero", {"stage": 2}),
     "zero3": ("zero", {"stage": 3}),
+    "zero2-offload": ("zero", {"stage": 2}),  # optimizer and fp32 weights in the host's memory
+    "zero3-offload": ("zero", {"stage": 3}),
     "fsdp": ("fsdp", {}),
     "tp": ("megatron", {"tp": "ranks", "pp": 1}),
     "pp": ("tp_pp", {"tp": 1, "pp": "ranks"}),
@@ -41,7 +43,7 @@ STRATEGIES = {
 }
 #: axis -> its value in a base that leaves it out
 AXES = {
-    "size": "4x128",  #: layers x width, heads of 32; or another --model, such as gpt2-medium
+    "size": "4x128",  #: layers x width, heads of 32; or another --model: gpt2-medium, models/gpt2
     "precision": "fp32",
     "batch": 8,  #: sequences of one rank in a step
     "micro": 0,  #: sequences of a micro-batch; 0: all of the rank's
@@ -57,7 +59,7 @@ CHOICES = {
     "strategy": (*STRATEGIES,),
     "precision": ("fp32", "tf32", "bf16", "fp16", "fp64"),
     "place": ("memory", "spooled"),
-    "phase": ("training", "inference"),
+    "phase": ("training", "fine-tuning", "inference"),
 }
 #: option of a trainer -> the axis that sets it
 SET_BY_AXES = {"model": "size", "micro_batch": "micro", "steps": "data_kib"}
@@ -216,6 +218,11 @@ def _check_together(cell: Cell) -> None:
     if cell["phase"] == "inference" and strategy not in ("serial", "ddp"):
         raise ConfigError(
             f"phase inference, strategy {strategy}: take serial or ddp, each rank a whole model"
+        )
+    if cell["phase"] == "fine-tuning" and not any(Path(cell["size"]).glob("*.safetensors")):
+        raise ConfigError(
+            f"phase fine-tuning, size {cell['size']}: it begins with weights, so size must be "
+            "a folder of transformers with config.json and *.safetensors"
         )
     run, args = run_of(cell), args_of(cell)
     if reason := misfit(args, ranks):

@@ -3,6 +3,7 @@
     published.table("gpt2_c_mpi_cuda")   # rows: {"version": "serial", "train_s": 15264, ...}
     published.facts("turing_facts")      # a JSON document
     published.measured("radius_cpu")     # our own, with machine, versions and command
+    published.claims("12")               # what a lesson claims, as a table with controls
     published.names()
 
 Units are in the column names. `verification` is primary (read in the source itself), secondary (in
@@ -49,6 +50,19 @@ def facts(name: str) -> dict:
 def measured(name: str) -> dict:
     """Our own measurement, too long for a lesson: a JSON document with machine and command."""
     return json.loads((_MEASURED / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def claims(lesson: str) -> str:
+    """What a lesson claims, and what each claim rests on; tests/test_claims.py recomputes it."""
+    head = ["claim", "number", "interval", "draws", "source", "control"]
+    lines = []
+    for row in csv.DictReader((_MEASURED / "claims.csv").read_text("utf-8").splitlines()):
+        if row["lesson"] == lesson:
+            number = f"{row['number']} {row['unit']}".strip() or "none"
+            between = f"{row['low']} to {row['high']}: " if row["low"] else ""
+            about = (row["draws"], row["source"], row["control"])
+            lines.append([row["claim"], number, between + row["interval"], *about])
+    return _markdown(head, lines)
 
 
 def verified(rows: list[dict]) -> list[dict]:
