@@ -358,7 +358,7 @@ def test_a_participants_own_notebook_is_what_is_graded(tmp_path):
     )
     answers = {
         "03.1": right,
-        "03.2": "return mse_loss(ddp(micro_batches[0][0]), micro_batches[0][1])",
+        "03.2": "return 2.5",
     }
     for cell in notebook.cells:
         for id, text in answers.items():

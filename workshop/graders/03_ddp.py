@@ -1,12 +1,14 @@
 """Graders of the exercises on DDP: what the ranks compute is compared with one process and the whole batch."""
 
+import ast
 import random
 
 import torch
 from torch import nn
 
+from aiscale.lesson.comparing import Wrong
 from aiscale.lesson.gap_grader import Gap
-from aiscale.lesson.grading import exercise, require, same_on_ranks
+from aiscale.lesson.grading import exercise, require, same, same_on_ranks
 
 GRADIENT_BYTES = 4 * 236_928  # of the model of model.py, in fp32
 
@@ -29,10 +31,205 @@ def draw_batch(model: nn.Module, samples: int) -> tuple[torch.Tensor, torch.Tens
 
 # 03.a ---------------------------------------------------------------------------------------------------------------
 
+own_ddp = Gap(
+    "03.a",
+    "A DDP of your own",
+    "train_own_ddp.py",
+    minutes=10,
+    explained={
+        "has no attribute 'wait'": "an all_reduce with async_op=True returns a message to wait for; without, nothing",
+        "has no attribute 'ready'": "the hook is a method `ready`",
+        "has no attribute 'finish'": "the loop calls a method `finish`",
+    },
+    hints=[
+        "`ready` keeps the weight in `self.bucket`. Are the gradients there together as large as `self.bucket_bytes`? "
+        "Then they go: a third method, `send`, is called from both places.",
+        "`send`: `torch.cat` of the flat gradients is one tensor, and an all_reduce with `async_op=True` returns at "
+        "once. Keep message, tensor and weights together in `self.sent`, and begin a new list for the bucket.",
+        "`finish`: send what is left; then for each message `wait()`, cut its tensor by "
+        "`split([weight.numel() for weight in weights])`, and copy each piece into its gradient. Empty `self.sent`.",
+    ],
+    solution="""
+        def ready(self, weight):
+            if self.sync:
+                self.bucket.append(weight)
+                if sum(each.grad.nbytes for each in self.bucket) >= self.bucket_bytes:
+                    self.send()
+
+        def send(self):
+            packed = torch.cat([each.grad.flatten() for each in self.bucket])
+            message = dist.all_reduce(packed, dist.ReduceOp.AVG, async_op=True)
+            self.sent.append((message, packed, self.bucket))
+            self.bucket = []
+
+        def finish(self):
+            if self.bucket:
+                self.send()
+            for message, packed, weights in self.sent:
+                message.wait()
+                for weight, mean in zip(weights, packed.split([each.numel() for each in weights])):
+                    weight.grad.copy_(mean.view_as(weight))
+            self.sent = []
+    """,
+)
+
+
+class Network:
+    """`dist` for one process: the other rank always has three times this one's gradients."""
+
+    def __init__(self):
+        self.is_backward_over = False
+        self.messages: list[int] = []  # numbers in each
+        self.during_backward = 0  # messages
+        self.early_waits = 0  # messages that the backward pass waited for
+        self.late_waits = 0  # messages that were there already
+
+    ReduceOp = torch.distributed.ReduceOp
+
+    def __getattr__(self, name):
+        return getattr(torch.distributed, name)
+
+    def all_reduce(self, tensor, op=torch.distributed.ReduceOp.SUM, group=None, async_op=False):
+        self.messages.append(tensor.numel())
+        message = Message(self, tensor, 2.0 if op == torch.distributed.ReduceOp.AVG else 4.0)
+        if async_op:
+            return message
+        message.wait()
+        return None
+
+
+class Message:
+    def __init__(self, network: Network, tensor: torch.Tensor, factor: float):
+        self.network, self.tensor, self.factor = network, tensor, factor
+        self.has_come = False
+
+    def wait(self):
+        if self.has_come:
+            self.network.late_waits += 1
+        else:
+            self.network.early_waits += not self.network.is_backward_over
+            self.tensor.mul_(self.factor)
+        self.has_come = True
+        return True
+
+
+def own_class(script: str, network: Network) -> type:
+    """The class OwnDDP of a script, which sends by this network."""
+    tree = ast.parse(script)
+    found = [each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == "OwnDDP"]
+    names = {"torch": torch, "dist": network, "rank": 0, "world_size": 2}
+    exec(compile(ast.Module(found, []), "train_own_ddp.py", "exec"), names)
+    return names["OwnDDP"]
+
+
+@own_ddp.look
+def the_class_alone(folder):
+    model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(5))).double()
+    weights, x = list(model.parameters()), torch.randn(6, 8).double()
+    network = Network()
+    try:
+        ddp = own_class((folder / "train_own_ddp.py").read_text(), network)(model, bucket_bytes=2 * 8 * 64)
+        # the first two backward passes are one step, in which the second is to be sent
+        steps = [[False, True], [True]]
+        for number, passes in enumerate(steps, 1):
+            model.zero_grad()
+            for is_last in passes:
+                network.messages, network.is_backward_over, ddp.sync = [], False, is_last
+                model(x).square().sum().backward()
+                network.is_backward_over = True
+                told = "while `self.sync` is False, a message is sent: gradients are sent once a step"
+                require(is_last or not network.messages, told)
+            mine = [weight.grad.clone() for weight in weights]
+            _require_a_bucket_to_leave(network, weights)
+            ddp.finish()
+            _require_means(network, mine, weights, number)
+    except Wrong:
+        raise
+    except Exception:
+        return  # in a style that this process cannot follow, or with an error that the ranks will tell
+
+
+def _require_a_bucket_to_leave(network, weights):
+    """After the backward pass, and before `finish`."""
+    told = "the backward pass waits for each message: keep what `all_reduce(..., async_op=True)` returns for `finish`"
+    require(not network.early_waits, told)
+    sent, expected = (sum(sizes) for sizes in (network.messages, (weight.numel() for weight in weights)))
+    told = (
+        f"the backward pass sends {sent} numbers, and the weights have {expected}: what is sent must leave the bucket"
+    )
+    require(sent <= expected, told)
+    told = f"{len(network.messages)} messages for {len(weights)} weights, of which two fill a bucket: pack them"
+    require(len(network.messages) < len(weights), told)
+    network.during_backward = len(network.messages)
+
+
+def _require_means(network, mine, weights, number):
+    step = f"step {number}: "
+    require(network.messages, f"{step}nothing is sent")
+    told = f"{step}no message leaves before the backward pass is over: send a full bucket from `ready`"
+    require(network.during_backward, told)
+    sent, expected = (sum(sizes) for sizes in (network.messages, (weight.numel() for weight in weights)))
+    told = f"{step}{sent} numbers are sent, and the weights have {expected}: "
+    require(sent >= expected, f"{told}the last bucket, which is not full, is sent by `finish`")
+    require(sent == expected, f"{told}what is sent must leave the bucket")
+    told = f"{step}messages of the step before are waited for again: `finish` must empty `self.sent`"
+    require(not network.late_waits, told)
+    factors = {round((weight.grad / own).median().item(), 3) for weight, own in zip(weights, mine, strict=True)}
+    require(4.0 not in factors, f"{step}this is the sum over the ranks, not the mean")
+    require(factors != {1.0}, f"{step}the means have come, and the gradients are as they were: copy them into `.grad`")
+    told = f"{step}not each weight has its own mean: has all that was sent been unpacked, in the order of packing?"
+    close = [torch.allclose(weight.grad, 2 * own) for weight, own in zip(weights, mine, strict=True)]
+    require(all(close), told)
+
+
+@own_ddp.demand
+def gradients_go_once(tried):
+    times = tried.traffic["all_reduce"] / GRADIENT_BYTES
+    require(times < 1.1, f"the gradients are sent {times:.1f} times a step: look at `self.sync` before you send")
+
+
+def _own(*changes):
+    lines = own_ddp.lines
+    for old, new in changes:
+        assert old in lines, old
+        lines = lines.replace(old, new)
+    return lines
+
+
+own_ddp.refuses("the sum", "this is the sum", _own(("dist.ReduceOp.AVG", "dist.ReduceOp.SUM")))
+own_ddp.refuses(
+    "each micro-batch is sent", "while `self.sync` is False", _own(("    if self.sync:\n", "    if True:\n"))
+)
+own_ddp.refuses(
+    "a message for each tensor",
+    "of which two fill a bucket",
+    _own(("if sum(each.grad.nbytes for each in self.bucket) >= self.bucket_bytes:", "if True:")),
+)
+_IF_FULL = """
+        if sum(each.grad.nbytes for each in self.bucket) >= self.bucket_bytes:
+            self.send()
+"""
+own_ddp.refuses("all at the end", "before the backward pass is over", _own((_IF_FULL, "\n")))
+own_ddp.refuses("it waits at once", "waits for each message", _own((", async_op=True", "")))
+own_ddp.refuses("the last bucket stays", "which is not full", _own(("    if self.bucket:\n        self.send()\n", "")))
+own_ddp.refuses("never unpacked", "as they were", _own(("weight.grad.copy_(mean.view_as(weight))", "pass")))
+own_ddp.refuses("never waited for", "as they were", _own(("        message.wait()\n", "")))
+own_ddp.refuses("the bucket stays full", "must leave the bucket", _own(("    self.bucket = []\n", "")))
+own_ddp.refuses("sent is never emptied", "step 2", _own(("    self.sent = []", "    pass")))
+own_ddp.refuses(
+    "unpacked in another order",
+    "in the order of packing",
+    _own(("zip(weights, packed", "zip(reversed(weights), packed")),
+)
+own_ddp.refuses("nothing is kept", "nothing is sent", "def ready(self, weight): pass\n\n\ndef finish(self): pass")
+own_ddp.refuses("no finish", "calls a method `finish`", own_ddp.lines.partition("\ndef finish")[0])
+
+# 03.b ---------------------------------------------------------------------------------------------------------------
+
 _NOT_WRAPPED = "`model` is not the DDP module: the wrapper is a new object, and keeps the name `model`"
 
 wrapper = Gap(
-    "03.a",
+    "03.b",
     "The wrapper",
     "train_ddp.py",
     minutes=3,
@@ -89,10 +286,10 @@ wrapper.refuses(
     """,
 )
 
-# 03.b ---------------------------------------------------------------------------------------------------------------
+# 03.c ---------------------------------------------------------------------------------------------------------------
 
 once = Gap(
-    "03.b",
+    "03.c",
     "Send once",
     "train_ddp.py",
     minutes=8,
@@ -189,60 +386,6 @@ once.refuses(
     """,
 )
 
-# 03.c ---------------------------------------------------------------------------------------------------------------
-
-saved = Gap(
-    "03.c",
-    "What is saved",
-    "train_ddp.py",
-    minutes=3,
-    arguments="--save-every 1",
-    explained={"has no attribute 'state_dict'": "`save` takes the model and the optimizer, not what they would save"},
-    hints=[
-        "The names of a DDP module begin with `module.`: that is the attribute in which it keeps the model.",
-        "`save` asks for the rank itself, and all ranks call it. After step 0 one step is done.",
-    ],
-    solution="save(args.save, model.module, optimizer, step + 1)",
-)
-
-
-@saved.demand
-def train_py_goes_on_from_it(tried):
-    require(isinstance(tried.saved, dict), "there is no checkpoint at `args.save`")
-    missing = {"model", "optimizer", "steps"} - set(tried.saved)
-    require(not missing, f"the checkpoint lacks {', '.join(sorted(missing))}: `save` writes all three")
-    first = next(iter(tried.saved["model"]), "nothing")
-    require(
-        not first.startswith("module."),
-        f"the checkpoint has a weight `{first}`, which train.py does not know: save the model inside",
-    )
-    require("embed.token.weight" in tried.saved["model"], "the checkpoint has not all weights of the model")
-    require(tried.saved["optimizer"]["state"], "the checkpoint has no states of the optimizer")
-    steps, done = tried.saved["steps"], tried.verdict.steps
-    require(steps >= done, f"the checkpoint counts {steps} steps, and {done} are done: a run would take one again")
-
-
-saved.refuses("the wrapped model", "save the model inside", "save(args.save, model, optimizer, step + 1)")
-saved.refuses("the step that ran", "a run would take one again", "save(args.save, model.module, optimizer, step)")
-saved.refuses(
-    "what the model saves",
-    "not what they would save",
-    "save(args.save, model.module.state_dict(), optimizer, step + 1)",
-)
-saved.refuses(
-    "weights alone",
-    "lacks model, optimizer, steps",
-    "if rank == 0:\n    torch.save(model.module.state_dict(), args.save)",
-)
-saved.refuses("in another place", "no checkpoint", 'save("checkpoint.pt", model.module, optimizer, step + 1)')
-saved.refuses("nothing", "no checkpoint", "pass")
-saved.refuses("a block alone", "not all weights", "save(args.save, model.module.blocks, optimizer, step + 1)")
-saved.refuses(
-    "a new optimizer",
-    "no states of the optimizer",
-    "save(args.save, model.module, torch.optim.AdamW(model.parameters()), step + 1)",
-)
-
 # 03.1 ---------------------------------------------------------------------------------------------------------------
 
 
@@ -322,92 +465,64 @@ unequal_shares.refuses(
 
 @exercise(
     "03.2",
-    "Send once",
-    "accumulate",
+    "What is exposed?",
+    "exposed_s",
     minutes=8,
-    ranks=True,
     hints=[
-        "DDP sends during `backward`, unless that runs under `with ddp.no_sync():`. Which one should send?",
-        "Each `backward` adds to the gradients. The mean over all samples needs every loss divided by a number: which?",
-        "The forward pass of a micro-batch belongs under no_sync() too, not its backward pass alone.",
+        "Keep one number: when the network is free again. A message begins when it is free and the bucket is complete.",
+        "`free = max(free, ready) + latency_s + nbytes / bytes_per_s`, in turn. When did the backward pass end?",
     ],
 )
-def send_once(accumulate):
-    for _ in range(2):
-        model, n, parts = draw_model(), accumulate.size, random.randint(3, 5)
-        x, y = draw_batch(model, 2 * parts * n)
-        whole = serial_gradient(model, x, y)
-        one_step = sum(p.numel() for p in model.parameters()) * 8
-        mine = [
-            list(zip(xs.chunk(parts), ys.chunk(parts), strict=True))
-            for xs, ys in zip(x.chunk(n), y.chunk(n), strict=True)
-        ]
-        alone = [serial_gradient(model, xs, ys) for xs, ys in zip(x.chunk(n), y.chunk(n), strict=True)]
-        last = sum(serial_gradient(model, *micro_batches[-1]) for micro_batches in mine) / n
-        found = accumulate.each([model] * n, mine)
-        scales = {
-            parts: "the losses of the micro-batches are added up, but never divided by their number",
-            1 / n: "DDP divides by the number of ranks already",
-        }
+def what_is_exposed(exposed_s):
+    for slow in (False, True, False, True):
+        count, latency_s, rate = random.randint(2, 6), random.uniform(0.1, 0.4), random.choice([10.0, 20.0, 40.0])
+        steps = [random.uniform(0.5, 3) for _ in range(count)]
+        ready_s = [sum(steps[: i + 1]) for i in range(count)]
+        sizes = [random.randint(20, 90) * (4 if slow else 1) / 2 for _ in range(count)]
+        costs = [latency_s + size / rate for size in sizes]
+        # the last message ends as late as some bucket, and all that are sent after it, make it
+        last_s = max(ready_s[i] + sum(costs[i:]) for i in range(count))
+        expected = last_s - ready_s[-1]
         causes = {
-            "this is each rank's own gradient: nothing was sent": alone,
-            "this is the gradient of the last micro-batch alone": [last] * n,
-            "this is the last micro-batch's, divided by their number": [last / parts] * n,
+            "this is when the last message ends: subtract the end of the backward pass": last_s,
+            "a message waits until the one before it has ended": max(
+                ready + cost - ready_s[-1] for ready, cost in zip(ready_s, costs, strict=True)
+            ),
+            "messages leave during the backward pass, too": sum(costs),
+            "each message pays the latency": max(
+                ready_s[i] + sum(costs[i:]) - latency_s * (count - i) for i in range(count)
+            )
+            - ready_s[-1],
+            "a bucket cannot leave before it is complete": max(sum(costs) - ready_s[-1], 0.0),
         }
-        same_on_ranks(found, [whole] * n, "the gradient", scale=scales, causes=causes, rtol=1e-6)
-        sent = accumulate.sent[0].get("all_reduce", (0, 0))[1]
-        times = round(sent / one_step)
-        require(
-            times == 1, f"the gradient is right, but each rank sent it {times} times: all {parts} backward passes send"
-        )
+        found = exposed_s(ready_s, sizes, latency_s, rate)
+        same(found, expected, f"{count} buckets, what is exposed", causes=causes, rtol=1e-9)
 
 
-send_once.refuses(
-    "no division by the micro-batches",
-    "never divided by their number",
+_FREE = """
+free = 0.0
+for ready, nbytes in zip(ready_s, sizes_bytes):
+    free = {begins} + {takes}
+return free{less}
+"""
+_EXPOSED = {"begins": "max(free, ready)", "takes": "latency_s + nbytes / bytes_per_s", "less": " - ready_s[-1]"}
+what_is_exposed.refuses("the end", "subtract the end", _FREE.format(**_EXPOSED | {"less": ""}))
+what_is_exposed.refuses(
+    "no queue",
+    "has ended",
     """
-    for x, y in micro_batches[:-1]:
-        with ddp.no_sync():
-            mse_loss(ddp(x), y).backward()
-    x, y = micro_batches[-1]
-    mse_loss(ddp(x), y).backward()
+    ends = [ready + latency_s + nbytes / bytes_per_s for ready, nbytes in zip(ready_s, sizes_bytes)]
+    return max(ends) - ready_s[-1]
     """,
 )
-send_once.refuses(
-    "every micro-batch is sent",
-    "sent it",
-    """
-    for x, y in micro_batches:
-        (mse_loss(ddp(x), y) / len(micro_batches)).backward()
-    """,
+what_is_exposed.refuses(
+    "all at the end",
+    "leave during the backward pass",
+    "return sum(latency_s + nbytes / bytes_per_s for nbytes in sizes_bytes)",
 )
-send_once.refuses(
-    "nothing is sent",
-    "nothing was sent",
-    """
-    with ddp.no_sync():
-        for x, y in micro_batches:
-            (mse_loss(ddp(x), y) / len(micro_batches)).backward()
-    """,
-)
-send_once.refuses(
-    "gradients set to zero in the loop",
-    "last micro-batch",
-    """
-    for x, y in micro_batches:
-        ddp.zero_grad()
-        (mse_loss(ddp(x), y) / len(micro_batches)).backward()
-    """,
-)
-send_once.refuses(
-    "hard-coded for the shown 2 micro-batches",
-    "the gradient",
-    """
-    with ddp.no_sync():
-        (mse_loss(ddp(micro_batches[0][0]), micro_batches[0][1]) / 2).backward()
-    (mse_loss(ddp(micro_batches[1][0]), micro_batches[1][1]) / 2).backward()
-    """,
-)
+what_is_exposed.refuses("no latency", "pays the latency", _FREE.format(**_EXPOSED | {"takes": "nbytes / bytes_per_s"}))
+what_is_exposed.refuses("too early", "is exposed", _FREE.format(**_EXPOSED | {"begins": "free"}))
+what_is_exposed.refuses("hard-coded for the shown buckets", "is exposed", "return 2.5")
 
 
 # 03.3 ---------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Graders of the exercises on ZeRO: pieces are compared with labelled numbers, clipping with torch's."""
 
+import ast
 import random
 import re
 
@@ -8,12 +9,187 @@ import torch
 
 from aiscale import cost
 from aiscale.lesson.gap_grader import Gap
-from aiscale.lesson.grading import exercise, require, same_on_ranks
+from aiscale.lesson.grading import exercise, require
 
 # 04.a ---------------------------------------------------------------------------------------------------------------
 
-engine = Gap(
+P = 4 * 236_928  #: bytes of the GPT's parameters in fp32
+
+by_hand = Gap(
     "04.a",
+    "Who updates what",
+    "train_zero1.py",
+    minutes=10,
+    arguments="--steps 2",
+    saves=False,
+    against_arguments="--micro-batch 4",  # so that a factor tells ranks from micro-batches
+    explained={
+        "has no attribute 'step'": "the loop calls `Zero1(model, lr)` and `optimizer.step()`",
+        "can't optimize a non-leaf": "the share is cut from a tensor with a graph: `detach()` the buffer first",
+        "updates are ": "is a gradient of another share, or of this rank alone, used?",
+        "the update differs": "clip to norm 1, by the norm of the whole gradient: the square root of the sum of the "
+        "squares of all shares",
+        "updates other tensors": "after `vector_to_parameters(buffer, parameters)` these are windows onto it",
+        "no weight changes": "the optimizer takes no step",
+    },
+    hints=[
+        "`__init__`: one flat buffer without a graph; make the parameters windows onto it; the optimizer's only tensor "
+        "is `buffer.chunk(world_size)[rank]`, with `requires_grad_()`.",
+        "`step` begins with one flat gradient of all parameters. `dist.reduce_scatter` fills `own.grad`, which must be "
+        "there: `torch.empty_like(own)`. Mean, not sum.",
+        "The square of the whole norm is the sum of the shares' squares: one all_reduce of one number. Clip, step, and "
+        "`dist.all_gather(list(buffer.chunk(world_size)), own.detach())`.",
+    ],
+    solution="""
+    def __init__(self, model, lr):
+        self.weights = list(model.parameters())
+        self.flat = parameters_to_vector(self.weights).detach()  # all weights, one after the other
+        vector_to_parameters(self.flat, self.weights)
+        self.own = self.flat.chunk(world_size)[rank].requires_grad_()
+        self.adam = torch.optim.AdamW([self.own], lr=lr)
+
+    def step(self):
+        gradient = parameters_to_vector([weight.grad for weight in self.weights])
+        self.own.grad = torch.empty_like(self.own)
+        dist.reduce_scatter(self.own.grad, list(gradient.chunk(world_size)), dist.ReduceOp.AVG)
+        squares = self.own.grad.square().sum()
+        dist.all_reduce(squares)  # of all shares
+        clip_grads_with_norm_([self.own], 1.0, squares.sqrt())
+        self.adam.step()
+        dist.all_gather(list(self.flat.chunk(world_size)), self.own.detach())
+    """,
+)
+
+
+@by_hand.demand
+def weights_are_gathered_once(tried):
+    if tried.omitted:
+        return  # a step of the optimizer, which the verdict tells
+    gathered = (tried.traffic.get("all_gather", 0) + tried.traffic.get("broadcast", 0)) / P
+    require(gathered < 1.1, f"a rank gathers {gathered:.2f} times the weights in a step: once is enough")
+
+
+NUMBERS = 4 * 8 * 8  #: of a small model
+
+
+class Network:
+    """`dist` for rank 0 of two, in one process: rank 1 has three times rank 0's gradients."""
+
+    ReduceOp = torch.distributed.ReduceOp
+
+    def __init__(self):
+        self.others_square = 0.0
+
+    def reduce_scatter(self, output, input_list, op=torch.distributed.ReduceOp.SUM, **_):
+        times = 2.0 if op == torch.distributed.ReduceOp.AVG else 4.0
+        output.copy_(times * input_list[0])
+        self.others_square = (times * input_list[1]).square().sum()
+
+    def all_reduce(self, tensor, *args, **kwargs):
+        assert tensor.numel() == 1
+        tensor += self.others_square
+
+    def all_gather(self, tensor_list, tensor, **_):
+        tensor_list[0].copy_(tensor)
+
+
+def tried_alone(script: str) -> tuple[int, torch.Tensor | None, torch.Tensor]:
+    """Of rank 0's AdamW: its numbers, the gradient of its step, and what that gradient should be.
+
+    The gradient is shorter than 1, so that nothing is clipped. None: the step does not follow.
+    """
+    given: list = []
+
+    class Kept(torch.optim.AdamW):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            given.append(self)
+
+        def step(self, *args, **kwargs):
+            self.seen = torch.cat([weight.grad.flatten() for weight in weights_of(self)])
+            return super().step(*args, **kwargs)
+
+    def weights_of(optimizer):
+        return [weight for group in optimizer.param_groups for weight in group["params"]]
+
+    tree = ast.parse(script)
+    parts = [each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == "Zero1"]
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8, bias=False) for _ in range(4)))
+    names = {"dist": Network(), "rank": 0, "world_size": 2, "device": torch.device("cpu"), "torch": torch}
+    utils = torch.nn.utils
+    for name in ("parameters_to_vector", "vector_to_parameters", "clip_grads_with_norm_"):
+        names[name] = getattr(utils, name)
+    real, torch.optim.AdamW = torch.optim.AdamW, Kept
+    try:
+        exec(compile(ast.Module(parts, []), "train_zero1.py", "exec"), names)
+        optimizer = names["Zero1"](model, 0.1)
+        held = sum(weight.numel() for weight in weights_of(given[0]))
+        gradient = 1e-3 * torch.randn(NUMBERS)
+        for weight, part in zip(model.parameters(), gradient.split(8 * 8), strict=True):
+            weight.grad = part.view_as(weight).clone()
+        mean = 2 * gradient[: NUMBERS // 2]
+        try:
+            optimizer.step()
+        except Exception:
+            return held, None, mean
+        return held, given[0].seen, mean
+    finally:
+        torch.optim.AdamW = real
+
+
+@by_hand.look
+def a_share_and_its_mean(folder):
+    try:
+        held, seen, mean = tried_alone((folder / "train_zero1.py").read_text())
+    except Exception:
+        return  # in a style that this process cannot follow, or with an error that the ranks will tell
+    told = f"on two ranks a rank has the states of {held} numbers, and the model has {NUMBERS}: a share is half"
+    require(held <= NUMBERS // 2, told)
+    if seen is not None and seen.shape == mean.shape:
+        told = "the optimizer gets the sum of the ranks' gradients, not their mean; a gradient longer than 1 hides it"
+        require(not torch.allclose(seen, 2 * mean), f"{told}, for it is clipped")
+        told = "the optimizer gets this rank's own gradient: of its share it needs the mean over the ranks"
+        require(not torch.allclose(seen, mean / 2), told)
+
+
+def _zero1(*changes):
+    lines = by_hand.lines
+    for old, new in changes:
+        assert old in lines, old
+        lines = lines.replace(old, new)
+    return lines
+
+
+by_hand.refuses("all states on each rank", "a share is half", _zero1((".chunk(world_size)[rank].req", ".req")))
+by_hand.refuses("the sum", "not their mean", _zero1((", dist.ReduceOp.AVG", "")))
+by_hand.refuses(
+    "clipped by its own norm", "all shares", _zero1(("    dist.all_reduce(squares)  # of all shares\n", ""))
+)
+by_hand.refuses(
+    "not clipped", "all shares", _zero1(("    clip_grads_with_norm_([self.own], 1.0, squares.sqrt())\n", ""))
+)
+by_hand.refuses(
+    "nothing is gathered",
+    "have drifted apart",
+    _zero1(("    dist.all_gather(list(self.flat.chunk(world_size)), self.own.detach())", "    pass")),
+)
+by_hand.refuses(
+    "the buffer is no model's", "windows onto it", _zero1(("    vector_to_parameters(self.flat, self.weights)\n", ""))
+)
+by_hand.refuses(
+    "the next rank's share", "of another share", _zero1(("(world_size)[rank]", "(world_size)[(rank + 1) % world_size]"))
+)
+_SCATTER = "    dist.reduce_scatter(self.own.grad, list(gradient.chunk(world_size)), dist.ReduceOp.AVG)\n"
+_OWN = ("torch.empty_like(self.own)", "gradient.chunk(world_size)[rank].clone()")
+by_hand.refuses("nothing reduced", "this rank's own gradient", _zero1((_SCATTER, ""), _OWN))
+by_hand.refuses("Adam's own rate", "learning rate", _zero1((", lr=lr", "")))
+by_hand.refuses("no step", "took a step", _zero1(("    self.adam.step()\n", "")))
+by_hand.refuses("no name of the loop's", "calls `Zero1(model, lr)`", _zero1(("def step(", "def update(")))
+
+# 04.b ---------------------------------------------------------------------------------------------------------------
+
+engine = Gap(
+    "04.b",
     "The engine",
     "train_zero.py",
     minutes=7,
@@ -97,10 +273,10 @@ refuse_engine(
     of='model=model, optimizer=optimizer, config=settings | {"gradient_clipping": 0.0}',
 )
 
-# 04.b ---------------------------------------------------------------------------------------------------------------
+# 04.c ---------------------------------------------------------------------------------------------------------------
 
 its_step = Gap(
-    "04.b",
+    "04.c",
     "A step of the engine",
     "train_zero.py",
     minutes=6,
@@ -304,88 +480,6 @@ whose_numbers.refuses(
     "hard-coded for the shown tensors",
     "tensors of",
     "return [[(0, 0, 4)], [(0, 4, 6), (1, 0, 2)], [(1, 2, 3), (2, 0, 3)], [(2, 3, 4)]][rank % 4]",
-)
-
-
-# 04.2 ---------------------------------------------------------------------------------------------------------------
-
-
-def clipped(whole: torch.Tensor, max_norm: float) -> torch.Tensor:
-    weight = torch.zeros_like(whole, requires_grad=True)
-    weight.grad = whole.clone()
-    torch.nn.utils.clip_grad_norm_([weight], max_norm)
-    return weight.grad
-
-
-@exercise(
-    "04.2",
-    "Clip a gradient that no rank has whole",
-    "clip",
-    minutes=8,
-    ranks=True,
-    hints=[
-        "A norm is the root of a sum of squares. Each rank can sum the squares of its own share: who adds up the rest?",
-        "One `dist.all_reduce` of that sum gives all ranks the squared norm of the whole gradient.",
-        "The scale is max_norm / norm, but at most 1.",
-    ],
-)
-def clip_whole(clip):
-    n_ranks = clip.size
-    for times in (random.uniform(3, 9), random.uniform(0.2, 0.7)):  # of max_norm: clip, then leave
-        max_norm = random.uniform(1.2, 3)
-        whole = torch.randn(n_ranks, random.randint(3, 7)).double() * torch.linspace(1, 3, n_ranks)[:, None].double()
-        whole *= times * max_norm / whole.norm()
-        norm, norms = whole.norm(), whole.norm(dim=1, keepdim=True)
-        mistakes = {
-            "the gradient is never clipped": 1,
-            "each rank scales by the norm of its own share: all must scale by the same number": (
-                max_norm / norms
-            ).clamp(max=1),
-            "the norms of the shares are added up: their squares add up, norms do not": min(1, max_norm / norms.sum()),
-            "the squared norm stands where the norm should: take the root": min(1, max_norm / norm**2),
-            "a small gradient is scaled up to max_norm: it should stay as it is": max_norm / norm,
-        }
-        right = list(clipped(whole, max_norm))
-        causes = {text: list(whole * scale) for text, scale in mistakes.items()}
-        found = clip.each(list(whole), [max_norm] * n_ranks)
-        same_on_ranks(found, right, "the clipped share", causes=causes, rtol=1e-5)
-        sent = sum(nbytes for _, nbytes in clip.sent[0].values())
-        require(sent <= 8, f"the share is right, but a rank hands {sent} bytes to collectives: one number is enough")
-
-
-_CLIP = """
-squared = {squared}
-{add_up}
-return share * {scale}
-"""
-_RIGHT = {
-    "squared": "share.square().sum()",
-    "add_up": "dist.all_reduce(squared)",
-    "scale": "min(1.0, max_norm / squared.sqrt().item())",
-}
-clip_whole.refuses("never clipped", "never clipped", _CLIP.format(**_RIGHT | {"scale": "1"}))
-clip_whole.refuses("by its own share", "the norm of its own share", _CLIP.format(**_RIGHT | {"add_up": ""}))
-clip_whole.refuses(
-    "norms added up",
-    "their squares add up",
-    _CLIP.format(**_RIGHT | {"squared": "share.norm()", "scale": "min(1.0, max_norm / squared.item())"}),
-)
-clip_whole.refuses(
-    "root forgotten", "take the root", _CLIP.format(**_RIGHT | {"scale": "min(1.0, max_norm / squared.item())"})
-)
-clip_whole.refuses(
-    "small ones scaled up", "scaled up to max_norm", _CLIP.format(**_RIGHT | {"scale": "max_norm / squared.sqrt()"})
-)
-_GATHER = "pieces = [torch.empty_like(share) for _ in range(world_size)]\ndist.all_gather(pieces, share)"
-clip_whole.refuses(
-    "the whole gradient gathered for its norm",
-    "one number is enough",
-    _CLIP.format(**_RIGHT | {"squared": "None", "add_up": f"{_GATHER}\nsquared = torch.cat(pieces).square().sum()"}),
-)
-clip_whole.refuses(
-    "hard-coded max_norm of 1",
-    "the clipped share",
-    _CLIP.format(**_RIGHT | {"scale": "min(1.0, 1.0 / squared.sqrt().item())"}),
 )
 
 

@@ -195,17 +195,38 @@ stage_of_model.refuses("nothing cut", "in the module embed.token", "pass")
 
 scheduled = Gap(
     "06.c",
-    "The stage and its schedule",
+    "The grid and the schedule",
     "train_tp_pp.py",
-    minutes=4,
+    minutes=7,
     ranks=4,
     arguments="--tp 1 --pp 2",
+    explained={
+        "name 'data' is not defined": "the lines below average gradients over the group `data`, along dp",
+        "name 'pipeline' is not defined": "the lines below add up losses over the group `pipeline`, along pp",
+        "name 'mesh' is not defined": "the lines below read this rank's place along dp from `mesh`",
+        "one of the following scalar types": "a later stage gets activations, and its model wants bytes: `cut` has not "
+        "replaced its embedding",
+        "_StageBackwardMeta": "a stage's neighbours are not those of its copy: look at the group, and at the order of "
+        "names and sizes in the grid",
+        "never averaged": "`data` is the group along dp, of those that have the same part of the model",
+        "should have different stages": "a rank's stage is its place along pp: get_local_rank",
+    },
     hints=[
-        "`PipelineStage(module, its number, number of stages, device, group=...)`: its group: a rank of each stage.",
-        "A copy has `args.batch // dp` sequences of a step. How many micro-batches are that?",
-        "The schedule computes the loss: `Schedule1F1B(stage, n_microbatches, loss_fn=...)`.",
+        'The grid has `(dp, args.pp, args.tp)` ranks. `mesh.get_group("dp")` and `mesh.get_group("pp")` are the '
+        'groups, and `mesh.get_local_rank("pp")` is the number of this rank\'s stage.',
+        'First `cut(model, my_stage, args.pp)`; then `parallelize_module(block, mesh["tp"], plan)` for each block that '
+        "that is no `nn.Identity`.",
+        "`PipelineStage(model, my_stage, args.pp, device, group=pipeline)`: its group has a rank of each stage.",
+        "A copy has `args.batch // dp` sequences of a step. How many micro-batches are that? The schedule computes the "
+        "loss: `Schedule1F1B(stage, n_microbatches, loss_fn=...)`.",
     ],
     solution="""
+        mesh = init_device_mesh(device.type, (dp, args.pp, args.tp), mesh_dim_names=("dp", "pp", "tp"))
+        data, pipeline, my_stage = mesh.get_group("dp"), mesh.get_group("pp"), mesh.get_local_rank("pp")
+        cut(model, my_stage, args.pp)
+        for block in model.blocks:
+            if not isinstance(block, nn.Identity):
+                parallelize_module(block, mesh["tp"], plan)
         stage = PipelineStage(model, my_stage, args.pp, device, group=pipeline)
         schedule = Schedule1F1B(stage, args.batch // dp // args.micro_batch, loss_fn=loss_of)
     """,
@@ -218,7 +239,23 @@ def has_the_micro_batches(tried):
     require(tried.calls == 4, f"{asked}, not {tried.calls}")
 
 
-_STAGE = "stage = PipelineStage(model, my_stage, args.pp, device, group=pipeline)\n"
+@scheduled.demand_with("--tp 2")
+def cuts_blocks_along_tp(tried):
+    require(
+        tried.traffic["all_reduce"] > 2e6,
+        "with --tp 2 the ranks of a stage add nothing up: each computes whole blocks. Cut each by the plan, along tp",
+    )
+
+
+_MESH = 'mesh = init_device_mesh(device.type, (dp, args.pp, args.tp), mesh_dim_names=("dp", "pp", "tp"))\n'
+_GROUPS = 'data, pipeline, my_stage = mesh.get_group("dp"), mesh.get_group("pp"), mesh.get_local_rank("pp")\n'
+_CUT = "cut(model, my_stage, args.pp)\n"
+_BLOCKS = """for block in model.blocks:
+    if not isinstance(block, nn.Identity):
+        parallelize_module(block, mesh["tp"], plan)
+"""
+_LINE = "stage = PipelineStage(model, my_stage, args.pp, device, group=pipeline)\n"
+_STAGE = _MESH + _GROUPS + _CUT + _BLOCKS + _LINE
 _SCHEDULE = "schedule = Schedule1F1B(stage, args.batch // dp // args.micro_batch, loss_fn=loss_of)"
 scheduled.refuses(
     "micro-batches of all copies",
@@ -238,7 +275,31 @@ scheduled.refuses(
     "micro-batches",
     _STAGE + _SCHEDULE.replace("// dp", "// world_size"),
 )
-scheduled.refuses("ranks for stages", "stopped", _STAGE.replace("my_stage, args.pp", "rank, world_size") + _SCHEDULE)
+scheduled.refuses(
+    "ranks for stages",
+    "stopped",
+    _MESH + _GROUPS + _CUT + _BLOCKS + _LINE.replace("my_stage, args.pp", "rank, world_size") + _SCHEDULE,
+)
+scheduled.refuses(
+    "blocks not cut",
+    "each computes whole blocks",
+    _MESH + _GROUPS + _CUT + _LINE + _SCHEDULE,
+)
+scheduled.refuses(
+    "the whole model on each stage",
+    "has not replaced its embedding",
+    _MESH + _GROUPS + _BLOCKS + _LINE + _SCHEDULE,
+)
+scheduled.refuses(
+    "axes named the other way",
+    "the order of names and sizes",
+    _MESH.replace('"dp", "pp", "tp"', '"pp", "dp", "tp"') + _GROUPS + _CUT + _BLOCKS + _LINE + _SCHEDULE,
+)
+scheduled.refuses(
+    "gradients averaged along tp",
+    "`data` is the group along dp",
+    _MESH + _GROUPS.replace('mesh.get_group("dp")', 'mesh.get_group("tp")') + _CUT + _BLOCKS + _LINE + _SCHEDULE,
+)
 scheduled.refuses("the group of all ranks", "group size 4", _STAGE.replace(", group=pipeline", "") + _SCHEDULE)
 scheduled.refuses("the group of the copies", "stopped", _STAGE.replace("group=pipeline", "group=data") + _SCHEDULE)
 scheduled.refuses("no loss", "losses but got 0", _STAGE + _SCHEDULE.replace(", loss_fn=loss_of", ""))
@@ -248,7 +309,9 @@ scheduled.refuses(
     _STAGE + _SCHEDULE.replace("loss_of)", "loss_of, scale_grads=False)"),
 )
 scheduled.refuses(
-    "a stage before", "in the module blocks.2", _STAGE.replace("my_stage", "(my_stage + 1) % args.pp") + _SCHEDULE
+    "a stage before",
+    "in the module blocks.2",
+    _STAGE.replace(_LINE, _LINE.replace("my_stage", "(my_stage + 1) % args.pp")) + _SCHEDULE,
 )
 
 # 06.d ---------------------------------------------------------------------------------------------------------------

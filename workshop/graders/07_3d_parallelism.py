@@ -1,6 +1,7 @@
 """Graders of 3D parallelism: the script on one rank, numpy's axes."""
 
 import random
+import re
 
 import numpy
 
@@ -122,7 +123,7 @@ step_of_schedule = Gap(
     "07.b",
     "A step under the schedule",
     "train_megatron.py",
-    minutes=5,
+    minutes=7,
     arguments="--tp 1 --pp 1",
     against="train_megatron.py",
     against_arguments="--tp 1 --pp 1",
@@ -137,6 +138,7 @@ step_of_schedule = Gap(
         "shape mismatch: indexing": "a later stage receives micro_batch_size x seq_length activations; they are to be "
         "as many as its labels, 2 sequences of T",
         ": 4 times (all ranks)": "each call of the schedule divides by its own num_microbatches: call it once, for all",
+        "has no attribute 'item'": "return the loss, a tensor with one number, on every rank",
         "is not an iterator": "the schedule calls `next`: iter(micro_batches)",
     },
     hints=[
@@ -144,6 +146,8 @@ step_of_schedule = Gap(
         "The schedule calls `next` on `data_iterator`; a stage has to know the shape of what it receives: "
         "`micro_batch_size` sequences of `seq_length`.",
         "`losses = schedule(forward_step_func=forward, data_iterator=iter(micro_batches), ...)`.",
+        "A stage with no losses has a loss of 0: so a sum along the pipeline brings the last stage's to all. A mean "
+        "over the copies is that of the batch.",
     ],
     solution="""
         model.zero_grad_buffer()
@@ -154,7 +158,10 @@ step_of_schedule = Gap(
             num_microbatches=len(micro_batches), micro_batch_size=len(micro_batches[0]), seq_length=T,
         )  # fmt: skip
         optimizer.step()  # clips by the norm of the whole model's gradient
-        return losses
+        loss = torch.stack(losses).mean() if losses else torch.zeros((), device=device)
+        dist.all_reduce(loss, group=parallel_state.get_pipeline_model_parallel_group())  # only the last stage knows it
+        dist.all_reduce(loss, dist.ReduceOp.AVG, group=parallel_state.get_data_parallel_group())
+        return loss
     """,
 )
 
@@ -162,6 +169,9 @@ step_of_schedule = Gap(
 @step_of_schedule.demand_with("--tp 1 --pp 2")
 def runs_stages(tried):
     require(tried.printed, "its two stages print no loss")
+    found = re.findall(r"loss (\S+)", tried.printed)[0]
+    told = f"with --tp 1 --pp 2 rank 0, a first stage, prints the loss {found}: the last stage knows it, by pipeline"
+    require(abs(float(found)) > 1, told)
 
 
 _CLEAR = """
@@ -175,7 +185,12 @@ losses = get_forward_backward_func()(
 )
 """
 _STEP = "optimizer.step()\n"
-_BACK = "return losses\n"
+_BACK = """
+loss = torch.stack(losses).mean() if losses else torch.zeros((), device=device)
+dist.all_reduce(loss, group=parallel_state.get_pipeline_model_parallel_group())
+dist.all_reduce(loss, dist.ReduceOp.AVG, group=parallel_state.get_data_parallel_group())
+return loss
+"""
 step_of_schedule.refuses(
     "the buffer not cleared", "still in the buffer", "optimizer.zero_grad()\n" + _SCHEDULE + _STEP + _BACK
 )
@@ -222,7 +237,18 @@ for each in micro_batches:
     + _STEP
     + _BACK,
 )
-step_of_schedule.refuses("nothing returned", "prints the loss 0.0", _CLEAR + _SCHEDULE + _STEP)
+step_of_schedule.refuses("nothing returned", "return the loss", _CLEAR + _SCHEDULE + _STEP)
+step_of_schedule.refuses("the list of losses", "return the loss", _CLEAR + _SCHEDULE + _STEP + "return losses\n")
+step_of_schedule.refuses(
+    "the loss of one copy",
+    "is the mean",
+    _CLEAR + _SCHEDULE + _STEP + "".join(line for line in _BACK.splitlines(True) if "data_parallel" not in line),
+)
+step_of_schedule.refuses(
+    "the loss on the last stage alone",
+    "with --tp 1 --pp 2",
+    _CLEAR + _SCHEDULE + _STEP + "".join(line for line in _BACK.splitlines(True) if "pipeline" not in line),
+)
 
 # 07.1 ---------------------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import numpy
 import torch
 
 from aiscale.lesson.gap_grader import Gap
-from aiscale.lesson.grading import exercise, require, same, same_on_ranks
+from aiscale.lesson.grading import exercise, require, same
 
 
 def largest(values: torch.Tensor, k: int, by: torch.Tensor | None = None) -> torch.Tensor:
@@ -314,109 +314,6 @@ nothing_is_lost.refuses(
     "what is sent",
     _CHOSEN.replace("topk(k)", "topk(1)") + "return sent, waiting - sent",
 )
-
-
-# 08.2 ---------------------------------------------------------------------------------------------------------------
-
-
-@exercise(
-    "08.2",
-    "No index is sent",
-    "sparse_step",
-    minutes=12,
-    ranks=True,
-    hints=[
-        "A mask of booleans, made from momentum alone, is the same on every rank without a message.",
-        "`gradient[mask]` packs the chosen entries into one short tensor, in the same order on every rank.",
-        "`mean[mask] = packed` puts them back into a tensor of zeros.",
-    ],
-)
-def no_index(sparse_step):
-    n = sparse_step.size
-    for _ in range(2):
-        shape, k = (random.randint(4, 6), random.randint(6, 9)), random.randint(4, 8)
-        momentum = draw_with_large_negative(shape)
-        gradients = [torch.randn(shape).double() for _ in range(n)]
-        chosen = largest(momentum, k) != 0
-        mean = sum(gradients) / n
-        found = sparse_step.each(gradients, [momentum] * n, [k] * n)
-        require(
-            all(isinstance(mine, (tuple, list)) and len(mine) == 2 for mine in found),
-            "return two tensors: the sparse mean, and what stays behind",
-        )
-        means, behind = ([mine[i] for mine in found] for i in (0, 1))
-        places = [torch.as_tensor(mine) != 0 for mine in means]
-        unlike = [rank for rank in range(n) if not torch.equal(places[rank], places[0])]
-        require(
-            not unlike,
-            f"ranks 0 and {', '.join(map(str, unlike))} have chosen different entries: what do all ranks have alike?",
-        )
-        count = int(places[0].sum())
-        require(count <= k, f"the mean has {count} entries that are not zero, and k is {k}")
-        signed = largest(momentum, k, momentum) != 0
-        causes = {
-            "nothing has arrived from the other ranks": [torch.where(chosen, g, 0.0) for g in gradients],
-            "the largest momentum is chosen, but not the largest in size": [torch.where(signed, mean, 0.0)] * n,
-            "momentum is here, not the gradient": [torch.where(chosen, momentum, 0.0)] * n,
-        }
-        scales = {n: "this is the sum of the ranks, not the mean"}
-        expected = [torch.where(chosen, mean, 0.0)] * n
-        same_on_ranks(means, expected, "the sparse mean", scale=scales, causes=causes, rtol=1e-9)
-        causes = {
-            "the whole gradient stays behind, so what was sent comes a second time": gradients,
-            "it is 0: what was not sent is lost": [torch.zeros(shape)] * n,
-            "what was sent stays, and what was not is lost": [torch.where(chosen, g, 0.0) for g in gradients],
-            "the gradient less the mean: in the chosen places nothing waits": [g - expected[0] for g in gradients],
-        }
-        rests = [torch.where(chosen, 0.0, g) for g in gradients]
-        same_on_ranks(behind, rests, "what stays behind", causes=causes, rtol=1e-9)
-        sent = sum(nbytes for _, nbytes in sparse_step.sent[0].values())
-        require(
-            sent <= 8 * k,
-            f"right, but a rank handed over {sent} bytes: {k} numbers have {8 * k}. Was more sent than was chosen?",
-        )
-
-
-_MASK = """
-mask = torch.zeros(momentum.numel(), dtype=torch.bool)
-mask[momentum.abs().flatten().topk(k).indices] = True
-mask = mask.view_as(momentum)
-packed = gradient[mask]
-"""
-_MEAN = """
-dist.all_reduce(packed)
-mean = torch.zeros_like(gradient)
-mean[mask] = packed / world_size
-"""
-_BEHIND = "\nreturn mean, torch.where(mask, 0, gradient)"
-no_index.refuses(
-    "chosen by its own gradient", "different entries", _MASK.replace("momentum", "gradient") + _MEAN + _BEHIND
-)
-no_index.refuses(
-    "everything sent, then masked",
-    "more sent than was chosen",
-    _MASK
-    + """
-whole = gradient.clone()
-dist.all_reduce(whole)
-mean = torch.where(mask, whole / world_size, 0)
-"""
-    + _BEHIND,
-)
-no_index.refuses("sum for mean", "not the mean", _MASK + _MEAN.replace(" / world_size", "") + _BEHIND)
-no_index.refuses("largest without sizes", "not the largest in size", _MASK.replace(".abs()", "") + _MEAN + _BEHIND)
-no_index.refuses(
-    "nothing sent",
-    "nothing has arrived",
-    _MASK + _MEAN.replace("dist.all_reduce(packed)", "").replace(" / world_size", "") + _BEHIND,
-)
-no_index.refuses("the whole gradient kept", "a second time", _MASK + _MEAN + "\nreturn mean, gradient")
-no_index.refuses(
-    "its own entries beside the mean",
-    "not zero, and k is",
-    _MASK + _MEAN.replace("torch.zeros_like(gradient)", "gradient.clone()") + _BEHIND,
-)
-no_index.refuses("hard-coded for k of 3", "the sparse mean", _MASK.replace("topk(k)", "topk(3)") + _MEAN + _BEHIND)
 
 
 # 08.3 ---------------------------------------------------------------------------------------------------------------

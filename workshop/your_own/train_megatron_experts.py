@@ -70,7 +70,7 @@ def forward(iterator, model):
 
 
 def learn(micro_batches, model, optimizer):
-    """An optimizer step. The last stage's losses come back, from other stages an empty list."""
+    """An optimizer step. Returns the mean loss of the batch, on every rank."""
     model.zero_grad_buffer()
     optimizer.zero_grad()
     schedule = get_forward_backward_func()  # 1F1B, if there are stages
@@ -79,7 +79,10 @@ def learn(micro_batches, model, optimizer):
         num_microbatches=len(micro_batches), micro_batch_size=len(micro_batches[0]), seq_length=T,
     )  # fmt: skip
     optimizer.step()  # clips by the norm of the whole model's gradient
-    return losses
+    loss = torch.stack(losses).mean() if losses else torch.zeros((), device=device)
+    dist.all_reduce(loss, group=parallel_state.get_pipeline_model_parallel_group())  # only the last stage knows it
+    dist.all_reduce(loss, dist.ReduceOp.AVG, group=parallel_state.get_data_parallel_group())
+    return loss
 
 
 def batches(windows, steps, size, rank=rank, world_size=world_size):
@@ -102,10 +105,7 @@ def main(args):
     first = load(args.save, model, optimizer)
     windows = read_windows(args.text)
     for step, batch in batches(windows, range(first, args.steps), args.batch, copy, dp):
-        losses = learn(batch.split(args.micro_batch), model, optimizer)
-        loss = torch.stack(losses).mean() if losses else torch.zeros((), device=device)
-        dist.all_reduce(loss, group=parallel_state.get_pipeline_model_parallel_group())  # only the last stage knows it
-        dist.all_reduce(loss, dist.ReduceOp.AVG, group=parallel_state.get_data_parallel_group())
+        loss = learn(batch.split(args.micro_batch), model, optimizer)
         if rank == 0:
             print(f"step {step} loss {loss.item():.6f}", flush=True)
         if (step + 1) % args.save_every == 0 or step + 1 == args.steps:

@@ -69,13 +69,14 @@ def main(args):
     assert args.pp == 1 or not args.llama, "--llama with stages: the first and the last would each have the tied matrix"
     assert args.batch % (dp * args.micro_batch) == 0, f"--batch is no multiple of {dp} x --micro-batch"
     torch.manual_seed(0)
+    model = (Llama() if args.llama else GPT()).to(device)
+    plan = LLAMA_PLAN if args.llama else PLAN
     mesh = init_device_mesh(device.type, (dp, args.pp, args.tp), mesh_dim_names=("dp", "pp", "tp"))
     data, pipeline, my_stage = mesh.get_group("dp"), mesh.get_group("pp"), mesh.get_local_rank("pp")
-    model = (Llama() if args.llama else GPT()).to(device)
     cut(model, my_stage, args.pp)
     for block in model.blocks:
         if not isinstance(block, nn.Identity):
-            parallelize_module(block, mesh["tp"], LLAMA_PLAN if args.llama else PLAN)
+            parallelize_module(block, mesh["tp"], plan)
     stage = PipelineStage(model, my_stage, args.pp, device, group=pipeline)
     schedule = Schedule1F1B(stage, args.batch // dp // args.micro_batch, loss_fn=loss_of)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, foreach=False)  # with DTensors

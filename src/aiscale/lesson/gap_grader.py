@@ -51,6 +51,7 @@ class Gap(Task):
     runs: str = ""  #: the kit's script that is started, if it is another one
     ranks: int = 2
     arguments: str = ""  #: besides --save
+    saves: bool = True  #: the script takes --save
     against: str = "train.py"  #: the script that is right, on one rank; the learner's own
     against_arguments: str = ""
     against_ours: bool = False  #: hold it against workshop/your_own's, not the learner's
@@ -150,7 +151,7 @@ class Gap(Task):
         known = workshop() / "your_own" if self.against_ours else folder
         question = Question(
             folder / (self.runs or self.script),
-            (*save, *self.arguments.split()),
+            (*(save if self.saves else ()), *self.arguments.split()),
             self.ranks,
             self.steps,
             self.limit_s,

@@ -86,6 +86,18 @@ def _is_turned_sign(step: Step, name: str, many, one) -> bool:
     return True
 
 
+def _is_enlarged_rounding(step: Step, many, one) -> bool:
+    """Adam enlarges the rounding of entries whose gradient is near 0.
+
+    Where a library hides the gradients, they cannot tell which entries these are. Measured for
+    Megatron-Core: rounding moves an entry by 8e-5 of the largest, the usual faults by 6e-3.
+    """
+    if not any(trace["unseen"] for trace in step.many) or many.is_sketch:
+        return False
+    apart = (many.values - one.values).abs().max()
+    return bool(apart < 2e-4 * one.values.abs().max())
+
+
 def _missing(step: Step, kind: str) -> list[Part]:
     """A weight that learns on one rank and gets no gradient on many."""
     have, many, one = step.on_many(kind), step.on_many("weights"), step.on_one(kind)
@@ -185,7 +197,10 @@ def _next(step: Step, kind: str) -> list[Part]:
         copies_apart = max(many[name].copies.values())
         step.verdict.compared["updates" if kind == "weights" else kind] += 1
         difference = relative(many[name].values, one[name].values)
-        if difference > allowed and not _is_turned_sign(step, name, many[name], one[name]):
+        if difference > allowed and not (
+            _is_enlarged_rounding(step, many[name], one[name])
+            or _is_turned_sign(step, name, many[name], one[name])
+        ):
             bad[name] = (difference, allowed)
         if copies_apart > allowed:
             odd[name] = (copies_apart, allowed)
