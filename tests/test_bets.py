@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from aiscale.plan.regret import of_choice, published_groups
+from aiscale.plan.regret import Group, of_choice, published_groups
 
 sys.path.append(str(Path(__file__).parents[1] / "notebooks"))
-from instruments.bets import EIGHT, eight_of, regret_table
+from instruments.bets import EIGHT, eight_of, regret_table, rules_table
 
 GROUPS = [
     *published_groups("nanotron_sweep"),
@@ -51,3 +51,23 @@ def test_the_lesson_says_why_the_planner_lost():
     )
     assert bloom.predicted_s[one] == pytest.approx(bloom.predicted_s[two], rel=0.03)
     assert bloom.measured_s[one] / bloom.measured_s[two] == pytest.approx(1.4, abs=0.05)
+
+
+def test_rules_are_counted_within_a_tenth_of_the_best():
+    """By hand: two layouts of four are within a tenth, one of the two with the least tp x pp."""
+    names = ("tp 1, pp 1, a", "tp 1, pp 1, b", "tp 2, pp 1", "tp 2, pp 2")
+    job = Group("a job", names, measured_s=(1.0, 2.0, 1.05, 3.0), predicted_s=(3.0, 2.0, 4.0, 1.0))
+    lines = [line.strip("| ").split(" | ") for line in rules_table({"T": [job]}).splitlines()]
+    assert lines[0] == ["within a tenth of the best", "T, 1 jobs"]
+    assert dict(lines[2:]) == {
+        "the planner's first": "0; the others 3.00 x",
+        "the best of its first three": "1",
+        "least tp x pp": "0.5",
+        "any layout": "0.5",
+    }
+
+
+def test_the_lesson_says_what_the_rules_reach():
+    rows = rules_table({"nanotron": published_groups("nanotron_sweep")}).splitlines()
+    assert rows[3].endswith("| 12; the others 2.62 x, 3.69 x |")  # both on 512 GPUs
+    assert rows[5].endswith("| 1.4 |")

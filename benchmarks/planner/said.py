@@ -153,8 +153,8 @@ def _choices(regrets: dict[str, dict[str, float]]) -> str:
             f"times{stalled})"
         )
     return (
-        "Regret, the chosen layout's seconds over those of the best measured one of its model, "
-        "devices and batch: within 10 % in " + ", ".join(parts) + "."
+        "Regret, the chosen layout's seconds over those of the best measured one of its width, "
+        "depth, devices and batch: within 10 % in " + ", ".join(parts) + "."
     )
 
 

@@ -54,6 +54,11 @@ def shape_of_width(width):
     return Shape(layers=LAYERS, heads=heads, width=width, vocabulary=256, context=LENGTH, tied=True)
 
 
+def embeddings_of(width):
+    """Parameters of the rows of bytes, which the head shares, and of places."""
+    return (256 + LENGTH) * width
+
+
 def steps_of(width, budget):
     """How many steps spend the budget."""
     return round(budget / shape_of_width(width).flops_per_token(LENGTH) / (BATCH * LENGTH))
