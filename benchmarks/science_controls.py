@@ -21,7 +21,17 @@ import numpy as np
 import torch
 from common import machine_facts
 from hea_bench import composition
-from science import MODEL, alloys, described, embed, mean_and_error, notation, score, texts_of
+from science import (
+    MODEL,
+    alloys,
+    counts,
+    described,
+    embed,
+    mean_and_error,
+    notation,
+    score,
+    texts_of,
+)
 from sklearn.model_selection import ShuffleSplit
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModel, AutoTokenizer
@@ -164,13 +174,14 @@ def study_tuned(found, tokenizer):
 
 
 def study_titles(folder, tokenizer):
+    """Accuracies of each input, by draw; TF-IDF's, too."""
     name, texts, _, y = next(texts_of(folder))
     assert name == "titles"
     orders = [np.random.default_rng(seed).permutation(len(y)) for seed in range(5)]
     found = {}
-    for way, vectors in inputs_of(texts, tokenizer).items():
+    for way, vectors in ({"TF-IDF": counts(texts)} | inputs_of(texts, tokenizer)).items():
         accuracies = [score(vectors, y, order[:100], order[1000:]) for order in orders]
-        found[way] = mean_and_error(accuracies)
+        found[way] = [round(accuracy, 4) for accuracy in accuracies]
         print("titles", way, found[way], flush=True)
     return found
 
@@ -179,7 +190,11 @@ def main(folder, out, fine_tune):
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     command = "python benchmarks/science_controls.py FOLDER OUT"
     result = {"machine": machine_facts() | {"command": command}}
-    result["titles at 100 labels"] = study_titles(folder, tokenizer)
+    titles = study_titles(folder, tokenizer)
+    networks = {way: mean_and_error(found) for way, found in titles.items() if way != "TF-IDF"}
+    result["titles at 100 labels"] = networks
+    shared = ("TF-IDF", "encoder", "its table of tokens")
+    result["titles at 100 labels, by draw"] = {way: titles[way] for way in shared}
     found = read_alloys()
     result[f"alloys, frozen: mean of {DRAWS} draws"] = study_frozen(found, tokenizer)
     if fine_tune:

@@ -7,7 +7,7 @@
 Tables that only the planner reads lie in `tables/`, the others in the package
 (`aiscale.plan.published`). How software worked (fused attention, overlap, recomputation) is read in
 its source, not fitted. Rows whose model or layout the source leaves out are skipped, and so are
-rows that the table's note rejects. Left out as a whole: AxonN's and Dash et al.'s runs, whose
+rows that the table's note rejects. Left out as a whole: AxoNN's and Dash et al.'s runs, whose
 layouts are recalled, and MaxText's, whose tables leave out batch and layout. Newer chips and
 mixtures of experts are read in `experts`.
 """
