@@ -9,6 +9,7 @@ dots("formats", names, "fp32")                       # losses of choices over a 
 import math
 import re
 import statistics
+from functools import cache
 from pathlib import Path
 from pydoc_data import topics
 
@@ -35,6 +36,17 @@ def held_out_loss(model, length, tokens=16384):
     x, y = windows(HELD_OUT, torch.arange(0, tokens, length), length)
     parts = zip(x.split(32), y.split(32), strict=True)
     return torch.cat([F.cross_entropy(model(a).mT, b, reduction="none") for a, b in parts]).mean(0)
+
+
+@cache
+def counted_pairs():
+    """Held-out loss (nats a byte), as of `held_out_loss`, of a table that says only which byte follows which, and how
+    often, in the training text. To each count 0.1 is added, for pairs that are new."""
+    counts = torch.full((256, 256), 0.1)
+    counts.index_put_((TRAIN[:-1], TRAIN[1:]), torch.tensor(1.0), accumulate=True)
+    table = (counts / counts.sum(1, keepdim=True)).log()
+    read = HELD_OUT[: 16384 + 1]
+    return -table[read[:-1], read[1:]].mean().item()
 
 
 def warmed(share=0.1, fall="cosine"):
@@ -276,7 +288,7 @@ def table(topic, base, suffix=""):
 
 def dots(topic, names, base):
     """Held-out loss of each choice over the base's: a ring for each seed; unless they form two groups, a dot for the
-    mean and a bar for its 95 % interval."""
+    mean and a bar for its 95 % interval. Dashed: a table of counted pairs of bytes."""
     ax = plt.subplots(figsize=(7, 0.34 * len(names) + 0.9), layout="constrained")[1]
     for row, name in enumerate(names):
         values = differences(topic, name, base)
@@ -287,6 +299,9 @@ def dots(topic, names, base):
         mean, error = gain(topic, name, base)
         ax.errorbar(mean, row, xerr=error, fmt="o", ms=5, color=color)
     ax.axvline(0, color="gray", ls=":")
+    pairs = counted_pairs() - statistics.mean(runs(topic)[base]["val"])
+    ax.axvline(pairs, color="#D96709", ls="--", lw=1)
+    ax.text(pairs, -0.6, "counted pairs", color="#D96709", fontsize=8, ha="center", va="bottom")
     xlabel = f"held-out loss over {base} (nats a byte)"
     ax.set(yticks=range(len(names)), yticklabels=names, xlabel=xlabel, ylim=(len(names) - 0.5, -0.5))
     return ax
