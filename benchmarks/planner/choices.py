@@ -3,7 +3,7 @@
     groups("nanotron_sweep", blind("nanotron_sweep"))    # layouts of one model, devices and batch
     regret(blind)                                        # {table: groups, right choices, worst}
 
-A group has at least five layouts. Chosen is the fastest predicted one of those that were measured,
+A group has at least five runs. Chosen is the fastest predicted one of those that were measured,
 stalled or not: whoever follows the planner gets the run that its layout got.
 """
 
