@@ -155,7 +155,7 @@ def test_a_mixture_goes_on_with_its_experts_on_other_ranks_and_equals_one_rank(t
     assert_equal(folder, one)
     words = ("--save", folder, "--steps", "7", *map(str, (*alone, *common)))
     done = run("aiscale.train.megatron", *words, cwd=tmp_path)
-    assert done.returncode == 2 and "has --ep 2, and Megatron-Core goes on" in done.stderr
+    assert done.returncode == 2 and "has --ep 2 --tp 1, not --ep 1 --tp 1" in done.stderr
 
 
 def test_the_parameters_of_a_mixture_are_counted_as_megatron_core_has_them(tmp_path):

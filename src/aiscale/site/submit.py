@@ -122,8 +122,12 @@ def corpus(training: Training) -> Finding:
 
 
 def checkpoint_bytes(run: Run, ranks: int) -> float:
-    """One checkpoint: weights and two moments in fp32, and what Radius keeps on every rank."""
-    size = 12.0 * cost.parameter_count(run.model)
+    """One checkpoint: weights and two moments in fp32, and what Radius keeps on every rank.
+
+    Megatron-Core in 16 bits also writes its 16-bit weights.
+    """
+    wide = run.parallel.strategy == "megatron" and run.loop.precision in ("bf16", "fp16")
+    size = (14.0 if wide else 12.0) * cost.parameter_count(run.model)
     if run.compression.method == "radius":
         size += ranks * cost.radius_held(run)
     return size
