@@ -202,7 +202,7 @@ def test_two_runs_never_write_to_one_folder(tmp_path):
 @pytest.mark.parametrize("option", [f"--{name.replace('_', '-')}" for name in record.LASTING])
 def test_a_changed_training_is_not_resumed(option, tmp_path):
     values = {"--model": "1x16", "--optimizer": "lamb", "--held-out": "0.5"}
-    trainer = "megatron" if option in ("--fp16", "--no-zero1") else "ddp"
+    trainer = "megatron" if option in ("--fp16", "--no-zero1", "--experts") else "ddp"
     parse = options.options(trainer).parse_args
     was = parse(["--save", str(tmp_path)])
     record.Record(was, 0, 1, "digest").finish("finished")

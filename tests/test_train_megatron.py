@@ -12,7 +12,7 @@ import pytest
 
 from aiscale.plan.layout import Layout, Shape
 from aiscale.plan.memory import host_bytes
-from aiscale.train.layout import misfit
+from aiscale.train.layout import misfit, other_experts
 from aiscale.train.options import options
 from aiscale.train.record import read_metrics
 
@@ -120,6 +120,21 @@ def test_what_megatron_core_cannot_do_is_refused_in_a_line(words, value):
     reason = misfit(args, args.tp * args.pp)
     assert value in reason and "\n" not in reason
     assert misfit(options("megatron").parse_args([]), 4) is None
+
+
+def test_experts_go_on_only_if_their_optimizer_stays_of_the_same_kind():
+    """Else Megatron-Core finds no `optimizer` in the checkpoint."""
+    grids = [(1, 1), (2, 1), (1, 2), (2, 2)]  # (tp, ep)
+    alike = {(1, 1): 0} | dict.fromkeys(grids[1:], 1)
+    for before in grids:
+        for now in grids:
+            was, args = (
+                options("megatron").parse_args(f"--experts 4 --tp {tp} --ep {ep}".split())
+                for tp, ep in (before, now)
+            )
+            assert (other_experts(vars(was), args) is None) == (alike[before] == alike[now])
+    dense = [options("megatron").parse_args(["--tp", tp]) for tp in "12"]
+    assert other_experts(vars(dense[0]), dense[1]) is None
 
 
 @pytest.mark.extended

@@ -55,8 +55,8 @@ def mixture(args):
         "moe_router_dtype": "fp32",  # in 16 bits experts would tie
         "moe_token_dispatcher_type": "alltoall",
         "moe_grouped_gemm": False,  # it needs Transformer Engine: here one expert after the other
-        # seq_aux_loss counts the load of one sequence: the same for every grid. aux_loss counts that
-        # of one micro-batch, over its tp x cp ranks.
+        # seq_aux_loss counts the load of one sequence: the same for every grid.
+        # aux_loss counts the load of one micro-batch, over its tp x cp ranks.
         "moe_router_load_balancing_type": args.balance,
         "moe_aux_loss_coeff": AUX_LOSS[args.balance] if args.aux_loss is None else args.aux_loss,
         "add_bias_linear": False,

@@ -8,8 +8,8 @@ import pydoc_data.topics
 from pathlib import Path
 
 TEXT = pydoc_data.topics.__file__  # Python's own help texts, half a megabyte
-#: The usual weights of losses that even out experts' load: of DeepSeek-V3 (arXiv:2412.19437, section
-#: 4.2), which has a bias beside it, and of Switch Transformer (arXiv:2101.03961).
+#: The usual weights of losses that even out experts' load: of DeepSeek-V3 (arXiv:2412.19437,
+#: section 4.2), which has a bias beside it, and of Switch Transformer (arXiv:2101.03961).
 AUX_LOSS = {"seq_aux_loss": 1e-4, "aux_loss": 0.01}
 DEEPSPEED = str(Path(__file__).with_name("ds_config.json"))
 
