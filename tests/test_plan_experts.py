@@ -17,7 +17,7 @@ from aiscale.plan.hardware import platform
 from aiscale.plan.layer import seconds
 from aiscale.plan.layout import SHAPES, Layout, Shape, Software
 from aiscale.plan.memory import layer_bytes, one_stage, stage_grids
-from aiscale.plan.search import search, tuned
+from aiscale.plan.search import meshes, search, tuned
 from aiscale.plan.step import step_seconds
 
 H100 = platform("h100-sxm5-80gb", node_gbit_s=3200.0)
@@ -92,6 +92,12 @@ def test_only_where_deepep_runs_a_token_is_sent_once_to_a_node(capsys):
         main([*argv.split(), machine])
         assert f"{said}\n" in capsys.readouterr().out, machine
     assert tuned(platform("a100-sxm4-80gb")).dispatch == "alltoall"
+
+
+@pytest.mark.parametrize("seq, most", [(8191, 1), (8192, 8)])
+def test_context_parallelism_is_tried_from_8192_tokens(seq, most):
+    tried = meshes(replace(SHAPES["llama-8b"], seq=seq), H100, 64, 64)
+    assert max(bases[0].cp for bases in tried) == most
 
 
 def test_ranks_that_share_an_expert_hold_all_of_its_tokens():
