@@ -70,6 +70,8 @@ def run_tests(tree: Path, tests: list[str], limit_s: float | None = None):
     # would wait.
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     env["PYTHONPATH"] = str(tree / "src")
+    # Python takes compiled code for that of a source with the same size and second.
+    env["PYTHONDONTWRITEBYTECODE"] = "1"
     options = ["-q", "-x", "-m", "", "-p", "no:xdist", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *options, *(f"tests/{test}" for test in tests)]
     how = {"capture_output": True, "text": True, "timeout": limit_s}

@@ -39,7 +39,7 @@ def test_coins_break_their_promise_and_tell_more_the_longer_they_measure():
         tried = coverage.try_rule(rule, NOISE, ratio=1.05, rounds=rounds)
         wrong[rule.__name__, rounds], told[rule.__name__, rounds] = tried.wrong, tried.told
     assert wrong["one_pair", 6] > 30
-    # It promises 5. Neighbouring ratios share a base, so it is wrong on more, and the lesson says so.
+    # It promises 5, but neighbouring ratios share a base. The lesson says so.
     assert 5 < wrong["by_coins", 20] <= 20
     assert told["by_coins", 20] > told["by_coins", 6]
     assert told["by_coins", 20] > told["paired_range", 20]

@@ -158,9 +158,9 @@ def told(name: str, measured: object):
         ("01_one_process", "operations with checkpointing, times those without", 1.23, 1 / 1.23),
         # choices swapped
         ("02_ranks", "the loss without the division", "falls about as before", "rises"),
-        ("02_ranks", "mpiexec -n 2 python train.py", "an error", "one training on 2 ranks"),
+        ("04_zero", "stage 1 sends, against DDP", "the same", "1.5 times"),
         ("03_ddp", "speed-up of 4 ranks on 8 cores", 1.3, 1 / 1.3),  # inverted
-        ("03_ddp", "bytes that a rank passes to all_reduce in one step", 947716, 2 * 947716),
+        ("06_tensor_pipeline", "bytes passed to all_reduce, an MLP forward and back", 16384, 8192),
     ],
 )
 def test_a_lesson_that_tells_a_wrong_answer_is_found(lesson, name, right, wrong):
@@ -198,7 +198,7 @@ def test_a_heading_or_a_comment_that_answers_is_found_without_a_run(first, comme
 
 
 def test_a_choice_of_several_words_is_found_in_a_heading():
-    asks = code("predict('a step under 1F1B, against GPipe', None)")
-    assert told_beside(
-        new_notebook(cells=[prose("## As long as that"), asks]), "06_tensor_pipeline"
-    ) == ["'a step under 1F1B, against GPipe': '## As long as that' says as long"]
+    asks = code("predict('tokens that hide the messages, with ten times the parameters', None)")
+    found = told_beside(new_notebook(cells=[prose("## As many as before"), asks]), "03_ddp")
+    (said,) = found
+    assert said.endswith("'## As many as before' says as many")

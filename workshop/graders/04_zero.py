@@ -293,8 +293,8 @@ its_step = Gap(
     hints=[
         "The engine takes the model's place, in the forward pass too, and does all that stands behind the loop in "
         "train_ranks.py: it averages, clips, updates, and clears gradients.",
-        "It counts micro-batches: `engine.backward` divides by their number, and `engine.step`, which is called after "
-        "each, acts after the last one.",
+        "For each micro-batch: `part = loss_of(engine(x), y)`, `engine.backward(part)`, `engine.step()`. The engine "
+        "counts them.",
         "The loss is yours: the mean over the micro-batches, and over the ranks.",
     ],
     solution="""

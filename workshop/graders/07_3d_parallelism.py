@@ -142,7 +142,8 @@ step_of_schedule = Gap(
         "is not an iterator": "the schedule calls `next`: iter(micro_batches)",
     },
     hints=[
-        "The order is that of the loop you know: clear, forward and backward (here by the schedule), step.",
+        "`schedule = get_forward_backward_func()` is the forward and the backward pass of all micro-batches. It stands "
+        "between clearing the gradients and the step.",
         "The schedule calls `next` on `data_iterator`; a stage has to know the shape of what it receives: "
         "`micro_batch_size` sequences of `seq_length`.",
         "`losses = schedule(forward_step_func=forward, data_iterator=iter(micro_batches), ...)`.",

@@ -167,7 +167,7 @@ new_mask = Gap(
     arguments="--density 1",
     explained={"what is done to it later is not": "step 1 is sparse, and at density 1 all its masks must be full"},
     hints=[
-        "Adam's means are the same on every rank after a step, so a choice by them is, too.",
+        "Only after a dense step, and for each p with p.dim() > 1: k = max(int(self.density * p.numel()), 1).",
         "`(mean / (square.sqrt() + 1e-8)).abs().flatten().topk(k).indices` are the places.",
         "`torch.zeros_like(self.mask[p]).index_fill_(0, places, True)` is a mask.",
     ],

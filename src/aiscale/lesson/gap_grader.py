@@ -119,7 +119,8 @@ class Gap(Task):
             return Graded(
                 "empty",
                 f"nothing written yet. {self.script} has the kit's lines there, so that what "
-                "follows runs, until you write yours in the cell above",
+                "follows runs, until you write yours in the cell above; "
+                f'check("{self.id}", hint=1) shows a hint',
             )
         verdict = self.tried(path)
         give_back_memory()  # the next cell may start ranks
