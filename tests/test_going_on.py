@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import shutil
 import subprocess
@@ -120,6 +121,20 @@ def test_a_job_that_is_left_takes_its_replicas_with_it(tmp_path, monkeypatch):
             assert environment(pids[0])["GLOO_SOCKET_IFNAME"] == "lo", "gloo listens there alone"
     assert not any(map(psutil.pid_exists, pids)), "they ended before the block did"
     assert not job.meet.exists()
+
+
+def test_a_script_that_fails_by_itself_is_started_five_times(tmp_path):
+    """Under `sbatch keep_going.sh`, here with an `srun` that fails at once."""
+    programs = {"srun": f"echo started >> {tmp_path}/calls; exit 1", "sleep": "exit 0"}
+    for name, line in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{line}\n")
+        (tmp_path / name).chmod(0o700)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "GLOO_SOCKET_IFNAME": "lo"}
+    env["MEET"] = str(tmp_path / "meet")
+    subprocess.run(
+        ["bash", SCRIPTS / "keep_going.sh", "1", "wrong.py"], env=env, check=True, timeout=60
+    )
+    assert (tmp_path / "calls").read_text().split() == ["started"] * 5
 
 
 @pytest.mark.slurm

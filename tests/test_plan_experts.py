@@ -17,7 +17,7 @@ from aiscale.plan.hardware import platform
 from aiscale.plan.layer import seconds
 from aiscale.plan.layout import SHAPES, Layout, Shape, Software
 from aiscale.plan.memory import layer_bytes, one_stage, stage_grids
-from aiscale.plan.search import search
+from aiscale.plan.search import meshes, search, tuned
 from aiscale.plan.step import step_seconds
 
 H100 = platform("h100-sxm5-80gb", node_gbit_s=3200.0)
@@ -80,6 +80,31 @@ def test_tokens_travel_to_experts_and_back_in_both_passes():
     assert both[1] < both[0]
     # two experts on two nodes: both on one in half of the cases
     assert copies_over_nodes(2, 2) == pytest.approx(1.5)
+    # inside a node every copy travels
+    fast = platform("h100-sxm5-80gb", node_gbit_s=1e6)
+    inside = seconds("all_to_all", 2000 * copies * 1024, 8, 8, fast, c)
+    assert exchange_seconds(MOE, by_node, 1000 * copies, fast, c, seconds) >= 4 * inside
+
+
+def test_only_where_deepep_runs_a_token_is_sent_once_to_a_node(capsys):
+    argv = "plan --model mixtral-8x7b --nodes 2 --layout ep=8 --machine"
+    for machine, said in (("frontier", "(all-to-all)"), ("dgx-h100", "(DeepEP)")):
+        main([*argv.split(), machine])
+        assert f"{said}\n" in capsys.readouterr().out, machine
+    assert tuned(platform("a100-sxm4-80gb")).dispatch == "alltoall"
+
+
+@pytest.mark.parametrize("seq, most", [(8191, 1), (8192, 8)])
+def test_context_parallelism_is_tried_from_8192_tokens(seq, most):
+    tried = meshes(replace(SHAPES["llama-8b"], seq=seq), H100, 64, 64)
+    assert max(bases[0].cp for bases in tried) == most
+
+
+def test_ranks_that_share_an_expert_hold_all_of_its_tokens():
+    one = replace(BASE, ep=2)
+    cut = replace(one, etp=2)
+    more = layer_bytes(MOE, cut, 1.0, CONSTANTS) - layer_bytes(MOE, one, 1.0, CONSTANTS)
+    assert more == pytest.approx(copies_of(MOE, one, 1) * 2 * MOE.hidden)
 
 
 def test_narrow_experts_with_few_tokens_run_slower_and_dropping_tokens_helps():

@@ -30,7 +30,7 @@ OURS = (
     "AISCALE_RANKS AISCALE_FOLDER AISCALE_SOURCE AISCALE_TORCH_INDEX AISCALE_SITE AISCALE_CORPORA "
     "AISCALE_SHARE AISCALE_CLASS AISCALE_SITE_SH AISCALE_DOCTOR DOCTOR_NODES "
     "CHAIN RESTARTS SBATCH_ACCOUNT SBATCH_RESERVATION "
-    "PYTORCH_INDEX PIP_NO_INDEX MPI"
+    "PYTORCH_INDEX PIP_NO_INDEX MPI MEET"
 )
 KNOWN = set(" ".join([SHELL, SLURM, PBS, SITES, OURS]).split())
 #: of a launcher or a kernel, for the files that it sources, and of those for each other; `launch`
@@ -46,6 +46,8 @@ def without_comments(text: str) -> str:
 def unset(text: str) -> set[str]:
     """The variables that a script reads and does not set."""
     text = without_comments(text)
+    # what ${NAME:?words} says is not read
+    text = re.sub(r":\?[^}]*\}", "}", text)
     read = set(re.findall(r"(?<!\\)\$\{?[!#]?([A-Za-z_]\w*)", text))
     for words in re.findall(r"(?m)(?:^|;|then|else) *export ([^;\n]+)", text):
         read |= set(re.findall(r"(?<![\w\"'$={,/.-])([A-Za-z_]\w*)(?=\s|$)", words))

@@ -23,7 +23,7 @@ from aiscale.site.profiles import site
 from ranks import wait_until
 
 ROOT = Path(__file__).parents[1]
-SMALL = [ROOT / "notebooks/03_ddp.ipynb", "--parameter=n_ranks=2", "--parameter=n_steps=3"]
+SMALL = [ROOT / "notebooks/03_ddp.ipynb", "--parameter=n_ranks=2"]
 NOTEBOOKS = [sys.executable, "-m", "aiscale", "notebooks", *SMALL]
 
 

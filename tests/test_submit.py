@@ -15,6 +15,10 @@ from pathlib import Path
 import pytest
 
 from aiscale.cli import main
+from aiscale.plan.layout import layout_of, shape_of
+from aiscale.plan.memory import checkpoint_bytes
+from aiscale.plan.options import planned
+from aiscale.site import submit as checks
 from aiscale.site.launchers import LESSONS
 from aiscale.site.profiles import site
 from aiscale.site.sbatch import Launcher, hours_of
@@ -88,6 +92,13 @@ def test_a_job_without_a_fault_is_submitted_as_it_was_checked(login, capsys):
     assert tested == f"--test-only {submitted}" and submitted.endswith("fsdp.sbatch --steps 7")
     (price,) = [line for line in lines if "price" in line]
     assert "at most 4 nodes x 0.5 h = 2 node-hours; charged to m1234: 2 GPU node-hours" in price
+
+
+@pytest.mark.parametrize("words", ["", "--bf16"])
+def test_a_checkpoint_of_a_mixture_takes_what_the_planner_counts(words):
+    run = planned("megatron", f"--model gpt2-medium --experts 8 --tp 1 --pp 1 {words}")
+    counted = checkpoint_bytes(shape_of(run.model, 1024), layout_of(run, 8))
+    assert checks.checkpoint_bytes(run, 8) == pytest.approx(counted, rel=0.01)
 
 
 @pytest.mark.parametrize(

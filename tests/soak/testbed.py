@@ -81,11 +81,11 @@ class Testbed:
         files = {"ddp.sbatch": render(LESSONS["ddp"], self.place), **sourced(self.place)}
         for name, text in files.items():
             (self.folder / name).write_text(text)
-        # that of a launcher; runs this one, and no doctor
+        # that of a launcher; runs this one, and a doctor who finds every node ready
         python = self.folder / "environment/bin/python"
         python.parent.mkdir(parents=True, exist_ok=True)
-        skip = 'case "$*" in *"-m aiscale doctor"*) exit 0 ;; esac'
-        python.write_text(f'#!/bin/bash\n{skip}\nexec {shlex.quote(sys.executable)} "$@"\n')
+        ready = 'case "$*" in *"-m aiscale doctor"*) echo "ready $SLURMD_NODENAME"; exit ;; esac'
+        python.write_text(f'#!/bin/bash\n{ready}\nexec {shlex.quote(sys.executable)} "$@"\n')
         python.chmod(0o755)
         self.cluster.start()
         return self

@@ -8,7 +8,9 @@ replicas=$1 meet=${MEET:-$SLURM_SUBMIT_DIR/meet-$SLURM_JOB_ID}  # on a file syst
 shift
 mkdir -m 700 "$meet"
 for ((n = 0; n < replicas; n++)); do
-  until [ -e "$meet/over-$n" ]; do  # srun's status does not tell: it may be 0 when a node has died
+  # srun's status does not tell: it may be 0 when a node has died. An error of the script comes again and again.
+  for ((tries = 0; tries < 5; tries++)); do
+    if [ -e "$meet/over-$n" ]; then break; fi
     srun --nodes=1 --ntasks=1 --exact --kill-on-bad-exit=0 bash -c 'python keep_going.py "${@:2}" && touch "$1"' \
       agent "$meet/over-$n" --replicas "$replicas" --only "$n" --meet "$meet" "$@"
     sleep 1

@@ -155,6 +155,12 @@ class Answer:
                 "only one published run with experts has its memory: "
                 "its range is assumed, twice as wide"
             )
+        if self.layout.ep > 1:
+            ways = {
+                "by node": "once to each node, and is copied there (DeepEP)",
+                "alltoall": "once to each of its experts (all-to-all)",
+            }
+            said.append(f"assumed: a token is sent {ways[self.layout.software.dispatch]}")
         return said
 
     @cached_property

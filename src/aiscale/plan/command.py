@@ -24,7 +24,7 @@ from aiscale.plan.hardware import platform_of
 from aiscale.plan.layout import PROGRAMS, SHAPES, Layout, Shape, Software, shape_named
 from aiscale.plan.machines import find_machine
 from aiscale.plan.presets import presets
-from aiscale.plan.search import TUNED, Ranking, search
+from aiscale.plan.search import Ranking, search, tuned
 from aiscale.plan.sheet import page
 
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
@@ -115,7 +115,7 @@ def choose(args: argparse.Namespace) -> tuple[Answer, Ranking | None]:
     """The layout of --layout, or the best of all with the ranking of the others."""
     shape, batch = find_shape(args), batch_of(args)
     platform = platform_of(find_machine(args.machine))
-    software = PROGRAMS.get(args.program, TUNED)
+    software = PROGRAMS.get(args.program) or tuned(platform)
     if not 1 <= args.nodes <= 1_000_000:
         raise ConfigError(f"--nodes is {args.nodes}: it must be at least 1 and at most 1000000")
     gpus = args.nodes * platform.gpus_per_node

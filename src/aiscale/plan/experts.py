@@ -107,13 +107,18 @@ def exchange_seconds(
     g = min(layout.ep, max(1, platform.gpus_per_node // layout.etp))
     nodes = layout.ep / g
     sent = layout.wide * copies * shape.hidden
-    if layout.software.dispatch == "by node" and nodes > 1:
-        sent *= copies_over_nodes(shape.top_k, nodes) / shape.top_k
     there = sent / 2 if layout.software.fp8_dispatch and layout.precision == "fp8" else sent
-    once = seconds("all_to_all", there, layout.ep, g, platform, c)
-    back = seconds("all_to_all", sent, layout.ep, g, platform, c)
+
+    def one_way(nbytes: float) -> float:
+        if layout.software.dispatch != "by node" or nodes <= 1:
+            return seconds("all_to_all", nbytes, layout.ep, g, platform, c)
+        # once to each node, where each copy goes on to its expert's rank meanwhile
+        crossing = nbytes * copies_over_nodes(shape.top_k, nodes) / shape.top_k
+        between = seconds("all_to_all", crossing, layout.ep, g, platform, c)
+        return max(between, seconds("all_to_all", nbytes, g, g, platform, c))
+
     exposed = c.ep_overlapped if layout.software.ep_overlap else 1.0
-    return passes * ((once + back) * exposed + cut)
+    return passes * ((one_way(there) + one_way(sent)) * exposed + cut)
 
 
 def copies_over_nodes(top_k: int, nodes: float) -> float:

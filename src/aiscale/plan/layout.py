@@ -166,7 +166,7 @@ class Layout:
 
     @property
     def expert_replicas(self) -> int:
-        """Ranks among which gradients of experts are averaged.
+        """Ranks among which gradients of experts are summed.
 
         Megatron-Core lays two grids over the ranks of a stage: dp x cp x tp for what every token
         meets, and edp x ep x etp for experts.

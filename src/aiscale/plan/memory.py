@@ -157,12 +157,14 @@ def _expert_bytes(shape: Shape, layout: Layout, tokens: float, each: float) -> f
     """What routed experts keep: each copy of a token, its way up and its way down.
 
     The router balances, or drops what exceeds the capacity: a rank gets as many copies as it sends.
+    The etp ranks of a cut expert gather theirs: each has all rows, and 1 / etp of the width.
     """
     copies = tokens / layout.expert_tokens_divisor * shape.top_k * (shape.capacity or 1.0)
-    nbytes = copies * (2 * shape.hidden + each * shape.expert_width / layout.etp)
+    rows = 2 * shape.hidden * layout.etp
+    nbytes = copies * (rows + each * shape.expert_width)
     if layout.recompute == "selective":
         # the activation between the two products is computed again
-        nbytes = copies * (2 * shape.hidden + 2 * (shape.matrices - 1) * shape.expert_width)
+        nbytes = copies * (rows + 2 * (shape.matrices - 1) * shape.expert_width)
     return shape.expert_share * nbytes
 
 

@@ -19,12 +19,19 @@ from aiscale.plan.layout import PROGRAMS, Layout, Shape, Software, shape_named
 from aiscale.plan.machines import Machine
 from aiscale.plan.memory import capacity_bytes, fits, needed_bytes
 
-#: A framework that trains at scale today: as Megatron; weights return in the next forward pass, and
-#: tokens are ordered while they are sent, once to each node (DeepEP, HybridEP).
-TUNED = replace(
-    PROGRAMS["megatron"], program="", gather_overlap=True, dispatch="by node", fused_order=True
-)
-LONG = 16_384  #: tokens of a sequence from which context parallelism is tried
+#: A framework that trains at scale today: as Megatron; weights return in the next forward pass.
+TUNED = replace(PROGRAMS["megatron"], program="", gather_overlap=True)
+#: NVIDIA's devices from Hopper on. DeepEP wants one of them for experts on several nodes
+#: (github.com/deepseek-ai/DeepEP, Requirements).
+DEEPEP = ("h100", "h200", "h800", "gh200", "b200", "gb200", "gb300")
+LONG = 8_192  #: tokens of a sequence from which context parallelism is tried
+
+
+def tuned(platform: Platform) -> Software:
+    """TUNED; where DeepEP runs, tokens are ordered while they are sent, once to each node."""
+    if not platform.name.startswith(DEEPEP):
+        return TUNED
+    return replace(TUNED, dispatch="by node", fused_order=True)
 
 
 @dataclass
@@ -84,9 +91,9 @@ def search(
     gpus: int,
     global_batch: int,
     precision: str = "bf16",
-    software: Software = TUNED,
+    software: Software | None = None,
 ) -> Ranking:
-    """shape: or a model's name; platform: or a machine of the catalogue."""
+    """shape: or a model's name; platform: or a machine of the catalogue; software: or `tuned`."""
     shape = shape_named(shape) if isinstance(shape, str) else shape
     platform = platform_of(platform) if isinstance(platform, Machine) else platform
     ranking = Ranking(shape, platform, gpus, global_batch)
@@ -119,7 +126,7 @@ def meshes(
     gpus: int,
     global_batch: int,
     precision: str = "bf16",
-    software: Software = TUNED,
+    software: Software | None = None,
 ) -> Iterator[list[Layout]]:
     """Each mesh of ranks that divides the batch, once for each way to exchange experts' tokens and
     keys, with a micro-batch of one sequence."""
@@ -135,7 +142,7 @@ def meshes(
             zero_stage=1 if dp * cp > 1 else 0,
             sequence_parallel=tp > 1,
             precision=precision,
-            software=software,
+            software=software or tuned(platform),
         )
         kinds = ["ring"]
         if cp > 1 and shape.heads % (tp * cp) == 0:

@@ -122,8 +122,16 @@ def corpus(training: Training) -> Finding:
 
 
 def checkpoint_bytes(run: Run, ranks: int) -> float:
-    """One checkpoint: weights and two moments in fp32, and what Radius keeps on every rank."""
-    size = 12.0 * cost.parameter_count(run.model)
+    """One checkpoint: weights and two moments in fp32, and what Radius keeps on every rank.
+
+    In 16 bits Megatron-Core and DeepSpeed, but for its stage 3, also write the 16-bit weights.
+    """
+    parallel = run.parallel
+    beside = parallel.strategy == "megatron" or (
+        parallel.strategy == "zero" and parallel.zero_stage < 3
+    )
+    bytes_each = 14 if beside and run.loop.precision in ("bf16", "fp16") else 12
+    size = float(bytes_each * cost.parameter_count(run.model))
     if run.compression.method == "radius":
         size += ranks * cost.radius_held(run)
     return size

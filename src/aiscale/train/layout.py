@@ -113,10 +113,14 @@ def not_mixed(args: argparse.Namespace, ranks: int) -> str | None:
 def other_experts(before: dict, args: argparse.Namespace) -> str | None:
     """Why a run with the options `before` cannot go on with these experts on a rank, or None.
 
-    Megatron-Core has an optimizer for the experts only where ranks share them.
+    Megatron-Core has an optimizer of their own for experts where ep > 1, and where etp, which is 1
+    here, is not tp.
     """
-    was, ep = before.get("ep", 1), getattr(args, "ep", 1)
-    if (was > 1) == (ep > 1):
+    if not getattr(args, "experts", 0):
         return None
-    rule = f"has --ep {was}, and Megatron-Core goes on between numbers above 1 only, not --ep {ep}"
-    return f"--save {args.save} {rule}: choose another folder"
+    was, now = [(grid["ep"], grid["tp"]) for grid in (before, vars(args))]
+    if (max(was) > 1) == (max(now) > 1):
+        return None
+    grids = "has --ep {} --tp {}, not --ep {} --tp {}".format(*was, *now)
+    rule = "Megatron-Core goes on if both have one above 1, or neither"
+    return f"--save {args.save} {grids}; {rule}: choose another folder"

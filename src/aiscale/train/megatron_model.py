@@ -13,6 +13,7 @@ from megatron.core.transformer.module import Float16Module
 
 from aiscale.train.megatron_layers import layers
 from aiscale.train.megatron_weights import draw
+from aiscale.train.options import AUX_LOSS
 from aiscale.train.presets import shape_of
 from aiscale.train.ranks import device
 
@@ -54,9 +55,10 @@ def mixture(args):
         "moe_router_dtype": "fp32",  # in 16 bits experts would tie
         "moe_token_dispatcher_type": "alltoall",
         "moe_grouped_gemm": False,  # it needs Transformer Engine: here one expert after the other
-        # Of one sequence: the same for every grid. aux_loss is of what a rank computes at once.
-        "moe_router_load_balancing_type": "seq_aux_loss",
-        "moe_aux_loss_coeff": args.aux_loss,
+        # seq_aux_loss counts the load of one sequence: the same for every grid.
+        # aux_loss counts the load of one micro-batch, over its tp x cp ranks.
+        "moe_router_load_balancing_type": args.balance,
+        "moe_aux_loss_coeff": AUX_LOSS[args.balance] if args.aux_loss is None else args.aux_loss,
         "add_bias_linear": False,
     }
 

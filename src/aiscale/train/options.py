@@ -8,6 +8,9 @@ import pydoc_data.topics
 from pathlib import Path
 
 TEXT = pydoc_data.topics.__file__  # Python's own help texts, half a megabyte
+#: The usual weights of losses that even out experts' load: of DeepSeek-V3 (arXiv:2412.19437,
+#: section 4.2), which has a bias beside it, and of Switch Transformer (arXiv:2101.03961).
+AUX_LOSS = {"seq_aux_loss": 1e-4, "aux_loss": 0.01}
 DEEPSPEED = str(Path(__file__).with_name("ds_config.json"))
 
 
@@ -99,8 +102,11 @@ def add_megatron(group) -> None:
     add("--experts", type=int, default=0, help="in place of each MLP; 0: no mixture")
     add("--top-k", type=int, default=2, metavar="K", help="experts that compute a token")
     add("--ep", type=int, default=1, help="ranks that share the experts, of those of tp x dp")
-    balance = "weight of the loss that evens out the experts' load within each sequence"
-    add("--aux-loss", type=float, default=0.01, metavar="WEIGHT", help=balance)
+    counted = "where the loss that evens out the experts' load counts it: in a sequence, as on any "
+    counted += "grid, or (aux_loss) in a micro-batch"
+    add("--balance", choices=tuple(AUX_LOSS), default="seq_aux_loss", help=counted)
+    weight = "of that loss; default: {seq_aux_loss}, with aux_loss {aux_loss}".format(**AUX_LOSS)
+    add("--aux-loss", type=float, metavar="WEIGHT", help=weight)
 
 
 def add_radius(group) -> None:
