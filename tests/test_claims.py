@@ -28,6 +28,7 @@ from instruments import jobs
 from scipy.sparse import csr_matrix
 from sklearn.model_selection import GroupShuffleSplit, ShuffleSplit
 
+from aiscale.measure.study import coverage
 from aiscale.plan import published
 
 ROOT = Path(__file__).parents[1]
@@ -231,6 +232,29 @@ def share_of_states():
         if not job["public"].get("states_in_host_memory")
     ]
     return max(shares), min(shares), max(shares)
+
+
+# Lesson 10: rules --------------------------------------------------------------------------------
+
+
+def tried(rule, rounds: int) -> coverage.Tried:
+    return coverage.try_rule(rule, published.measured("noise"), ratio=1.05, rounds=rounds)
+
+
+def wrong_by_range() -> tuple[float]:
+    return (tried(coverage.paired_range, 6).wrong,)
+
+
+def wrong_by_coins() -> tuple[float]:
+    return (tried(coverage.by_coins, 20).wrong,)
+
+
+def told_by_coins() -> tuple[float]:
+    return (tried(coverage.by_coins, 20).told,)
+
+
+def told_by_means() -> tuple[float]:
+    return (tried(coverage.means, 20).told,)
 
 
 # The table ---------------------------------------------------------------------------------------
