@@ -94,10 +94,10 @@ def test_a_lesson_in_a_batch_job_prints_what_its_ranks_print_without_slurm(
         assert nodes.wait(job, timeout_s=900) == "COMPLETED", (
             place / f"notebook-{job}.out"
         ).read_text()
-    # losses, distances of gradients, messages, bytes
+    # distances of gradients, messages, bytes
     exact = r"(?m)^(?:step \d+ loss|\[rank \d+\]|\w+: calls) .*"
     there, *without = [re.findall(exact, texts(path)) for path in place.rglob("03_ddp.ipynb")]
-    assert [there, there] == without and len(there) >= 14, (there, without)
+    assert [there, there] == without and len(there) >= 8, (there, without)
 
 
 @pytest.mark.slurm
