@@ -312,7 +312,7 @@ REPORTS = {
         ),
         "gradient",
         "weight",
-        "no gradient|never",
+        "no gradient|never|no weight has a gradient",
     ),
     # tensor and pipeline parallelism
     "tensor: its ranks read different samples": Report(
